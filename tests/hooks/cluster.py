@@ -21,7 +21,7 @@ Train = Callable[[int, nn.Module, DistributedOptimizer], Any]
 
 
 def start_server(core: ServerCore, transport: str) -> tuple[Server, Callable[[], str | Connection]]:
-    """Returns a running server and what gives each worker its way to it."""
+    """Returns a running server and a function that connects each worker to it."""
     if transport == "memory":
         memory = MemoryServer(serving(core))
         return memory, memory.connect
@@ -30,7 +30,7 @@ def start_server(core: ServerCore, transport: str) -> tuple[Server, Callable[[],
 
 
 def again(core: ServerCore) -> ServerCore:
-    """A shard that goes on from what another one has now."""
+    """Returns a shard that resumes from another shard's current state."""
     fresh = ServerCore()
     fresh.load_state_dict(core.state_dict())
     return fresh
@@ -48,7 +48,7 @@ def run_cluster(
     core: ServerCore | None = None,
     **options: Any,
 ) -> tuple[list[Any], ServerCore]:
-    """Trains on every rank and returns what `train` returned, by rank. The first failure of a worker is raised."""
+    """Trains on every rank and returns the results of `train`, by rank. Raises the first failure of a worker."""
     core = core or ServerCore()
     server, address = start_server(core, transport)
     results: list[Any] = [None] * workers

@@ -107,7 +107,7 @@ def _run(world: int, timeout_s: float, main: Callable[..., Any], *args: Any) -> 
 
 def _result(rank: int, pipe: Connection, timeout_s: float, process: BaseProcess, folder: str) -> Any:
     if not wait([pipe], timeout_s):
-        if process.pid is not None and process.is_alive():  # where it stands, for whoever reads the failure
+        if process.pid is not None and process.is_alive():  # prints its stack, for the failure's report
             os.kill(process.pid, signal.SIGUSR1)
             time.sleep(1.0)
         stands = "".join(each.read_text() for each in Path(folder).glob(f"stacks-{rank}"))
@@ -158,7 +158,7 @@ def _impersonate_torchrun(rank: int, world: int, _folder: str, script: Path, por
 
 
 def mlp(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Four layers with one parameter that is large enough to be cut, and ten uncompressed tensors' worth of rest."""
+    """Four layers with one parameter that is large enough to be cut, and ten uncompressed tensors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(

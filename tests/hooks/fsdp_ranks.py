@@ -105,7 +105,7 @@ def sharded_layers(kind: str, *, root: bool = True, outputs: int = 6, frozen: bo
 
 
 def gradients(model: nn.Module, rank: int, step: int, *, to_none: bool = True, **passed: bool) -> Weights:
-    """One backward pass's gradients, whole; what is passed goes to the model."""
+    """One backward pass's gradients, whole; the arguments are the model's."""
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(100 * step + rank)).requires_grad_()
     model.zero_grad(set_to_none=to_none)
     model(x, **passed).pow(2).mean().backward()

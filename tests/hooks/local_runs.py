@@ -1,4 +1,4 @@
-"""What tests of local updates train: small models on batches of a seed, and runs that resume."""
+"""Trainings for tests of local updates: small models on batches of a seed, and runs that resume."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def steps(
 
 
 def saving(count: int, step: Step = inner_step) -> Callable[[int, nn.Module, DistributedOptimizer], dict[str, Any]]:
-    """Trains, and returns what a script saves: model and optimizer, each of which waits for the last exchange."""
+    """Trains, and returns the states of model and optimizer, each of which waits for the last exchange."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
         for each in range(count):
@@ -138,7 +138,7 @@ def resume(
     train: Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor] | None = None,
     optimizer: Callable[[nn.Module], Optimizers] | None = None,
 ) -> list[torch.Tensor]:
-    """Workers and a shard go on from what they saved."""
+    """Workers and a shard resume from their states."""
     server, address = start_server(again(core), "memory")
 
     def work(rank: int) -> torch.Tensor:

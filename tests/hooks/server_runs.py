@@ -84,7 +84,7 @@ def run(
     metrics: Sequence[MetricsWriter] = (),
     **options: Any,
 ) -> tuple[list[Any], Network]:
-    """Trains on a network whose deliveries a seed decides; `metrics` has one for each worker."""
+    """Trains on a network with deliveries in the order of a seed; `metrics` has one for each worker."""
 
     def work(actor: Actor) -> Any:
         net = model(actor.rank)

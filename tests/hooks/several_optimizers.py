@@ -47,7 +47,7 @@ def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), **options: Any) -
 
 
 class Gan(nn.Module):
-    """A generator, and a discriminator that judges what it makes, or real data."""
+    """A generator, and a discriminator that judges generated or real data."""
 
     def __init__(self) -> None:
         super().__init__()

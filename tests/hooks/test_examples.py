@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def torchrun(ranks: int, script: Path, *arguments: str) -> str:
-    """Returns what the script printed. Fails with what it complained of."""
+    """Returns the script's output. Fails with its error output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-6000:]
@@ -30,7 +30,7 @@ def accuracy(text: str) -> float:
     return figure(r"accuracy ([0-9.]+)%", text)
 
 
-def test_ddp_example_trains_and_prints_what_quick_start_shows() -> None:
+def test_ddp_example_prints_quick_start_output() -> None:
     text = torchrun(2, EXAMPLES / "ddp.py")
     assert "200 compressed steps" in text and "× less" in text
     assert accuracy(text) > 92
@@ -48,7 +48,7 @@ def test_accumulation_example_exchanges_once_a_step() -> None:
     assert accuracy(text) > 80
 
 
-def test_resume_example_goes_on_bit_for_bit_and_with_more_ranks(tmp_path: Path) -> None:
+def test_resume_example_resumes_bit_identical_and_with_more_ranks(tmp_path: Path) -> None:
     script, arguments = EXAMPLES / "ddp_resume.py", ("--folder", str(tmp_path), "--steps")
     run_script(2, script, *arguments, "30")
     resumed = run_script(2, script, *arguments, "60")
@@ -58,7 +58,7 @@ def test_resume_example_goes_on_bit_for_bit_and_with_more_ranks(tmp_path: Path) 
     assert accuracy(larger) > 60
 
 
-def test_elastic_example_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_elastic_example_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     script, arguments = EXAMPLES / "elastic_ddp.py", ("--folder", str(tmp_path), "--every", "10", "--steps")
     assert "2 ranks: begins" in run_script(2, script, *arguments, "15")
     assert [each.name for each in tmp_path.glob("step-*")] == ["step-15"], "the one before is removed"
@@ -71,13 +71,13 @@ def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
     assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
 
 
-def test_a_transformer_trains_with_adamw() -> None:
+def test_transformer_example_trains_with_adamw() -> None:
     text = run_script(2, EXAMPLES / "local_updates.py", "--steps", "20", "--design", "local-sgd[h=4]")
     assert figure(r"held-out loss ([0-9.]+) nats", text) < 4, "4.85 before training"
     assert figure(r"([0-9]+)x less than float32", text) > 15, "the first weights, which travel once, are in it"
 
 
-def test_only_adapters_travel() -> None:
+def test_adapter_example_sends_only_adapters() -> None:
     arguments = ("--width", "64", "--blocks", "2", "--rank", "4", "--steps", "16")
     text = run_script(2, EXAMPLES / "lora.py", *arguments)
     adapters, whole = figure(r"adapters: ([0-9,]+) of", text), figure(r"of ([0-9,]+) parameters", text)

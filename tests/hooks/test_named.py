@@ -133,7 +133,7 @@ def ranks() -> dict[str, list[Any]]:
     return run_cases(WORLD, {name: (work,) for name, work in works.items()})
 
 
-def test_lossless_average_is_all_reduce_s_and_names_resume_bit_for_bit(ranks: dict[str, list[Any]]) -> None:
+def test_lossless_average_equals_all_reduce_and_resumes_bit_identical(ranks: dict[str, list[Any]]) -> None:
     mean = torch.stack([tensors(each, 0)["w"] for each in range(WORLD)]).mean(0)
     values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
     for total, resumed, nbytes, left_out in ranks["coded"]:
@@ -143,7 +143,7 @@ def test_lossless_average_is_all_reduce_s_and_names_resume_bit_for_bit(ranks: di
         assert left_out > 0, "a report leaves out the first steps"
 
 
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(ranks: dict[str, list[Any]]) -> None:
+def test_mismatched_tensors_raise_config_error_and_keep_residuals(ranks: dict[str, list[Any]]) -> None:
     for said in ranks["refused"]:
         assert said.pop("NaN").startswith("NonFiniteError")
         assert said.keys() == REFUSED.keys()
@@ -151,7 +151,7 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(ranks: dict[str,
             assert said[name].startswith("ConfigError: ") and text in said[name], (name, said[name])
 
 
-def test_other_shapes_orders_or_scalers_on_one_rank_are_refused(ranks: dict[str, list[Any]]) -> None:
+def test_different_shapes_orders_or_scalers_on_one_rank_raise(ranks: dict[str, list[Any]]) -> None:
     for said in ranks["unlike"]:
         for name, text in {
             "shape": "parameter w",

@@ -221,7 +221,7 @@ def agree(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("options", KERNELS.values(), ids=KERNELS)
-def test_the_hook_gives_the_same_bits_again(options: dict[str, Any]) -> None:
+def test_ddp_hook_repeats_bit_identical(options: dict[str, Any]) -> None:
     ranks = run_ranks(2, hooked, options)
     agree(ranks)
     for each in ranks:
@@ -229,7 +229,7 @@ def test_the_hook_gives_the_same_bits_again(options: dict[str, Any]) -> None:
         assert torch.cuda.is_available() != any(each["on_host"])
 
 
-def test_frames_that_lose_nothing_train_as_plain_ddp_does() -> None:
+def test_lossless_frames_train_as_plain_ddp() -> None:
     assert all(each["off by"] < 1e-4 for each in run_ranks(2, plain))
 
 
@@ -237,7 +237,7 @@ def test_mixed_precision_with_a_scaler() -> None:
     agree(run_ranks(2, scaled))
 
 
-def test_auto_decides_alike_on_all_ranks() -> None:
+def test_auto_makes_same_choice_on_all_ranks() -> None:
     ranks = run_ranks(2, automatic)
     agree(ranks)
     assert len({each["setting"] for each in ranks}) == 1
@@ -286,7 +286,7 @@ def test_workers_of_a_server(design: str) -> None:
         ("fsdp", {"codec": "3lc", "gather": "int8"}, True),
     ],
 )
-def test_sharded_models_give_the_same_bits_again(kind: str, options: dict[str, Any], last: bool) -> None:
+def test_fsdp2_hook_repeats_bit_identical(kind: str, options: dict[str, Any], last: bool) -> None:
     ranks = run_ranks(2, sharded, kind, options, last)
     assert all(each["again"] and each["resumed"] for each in ranks)
     for each in ranks:

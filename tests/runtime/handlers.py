@@ -1,4 +1,4 @@
-"""What stands in for a transport and a clock where a server's handler or its sessions are tried."""
+"""A transport and a clock for tests of a server's handler and its sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.transports.base import UNAUTHENTICATED, Identity, Sender
 
 
 class Notes(Sender):
-    """Writes down what a handler does. Peers are who `identities` says."""
+    """Records a handler's calls. `identities` maps peers to their identities."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, bytes]] = []
@@ -56,7 +56,7 @@ def handling(core: ServerCore) -> Callable[[Sender], ServerHandler]:
 
 
 class Hours:
-    """A clock whose time passes when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -1,4 +1,4 @@
-"""A TCP proxy on this machine whose connections can be cut."""
+"""A TCP proxy on this machine that can cut its connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Proxy:
-    """Passes bytes on to an address, and cuts every connection once so many have gone up."""
+    """Forwards bytes to an address, and cuts every connection after a number of bytes."""
 
     def __init__(self, target: str, cuts: list[int]) -> None:
         host, _, port = target.rpartition(":")
@@ -56,7 +56,7 @@ class Proxy:
             return True
 
     def cut(self) -> None:
-        """Breaks every connection, as a network does: what was under way is lost."""
+        """Breaks every connection, as a network does: bytes under way are lost."""
         with self._lock:
             open_, self._open = self._open, []
         for each in open_:
@@ -65,6 +65,6 @@ class Proxy:
             each.close()
 
     def close(self) -> None:
-        """Ends it all."""
+        """Closes the proxy and its connections."""
         self._listener.close()
         self.cut()

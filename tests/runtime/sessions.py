@@ -1,4 +1,4 @@
-"""A server whose handler answers numbers with numbers, and workers whose connections to it can be cut."""
+"""A server that answers numbers with numbers, and workers with connections that tests can cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def number_in(data: bytes | None) -> int:
 
 
 class Echo:
-    """Answers message n with messages 2n and 2n + 1, and writes everything down."""
+    """Answers message n with messages 2n and 2n + 1, and records all calls."""
 
     def __init__(self, sender: Sender) -> None:
         self.sender = sender
@@ -79,6 +79,6 @@ class Cluster:
         return ReconnectingConnection(self.connect, connect_timeout_s=1, reconnect_s=reconnect_s)
 
     def cut(self) -> None:
-        """Ends the newest connection with an error at the server's side."""
+        """Ends the newest connection with an error on the server's side."""
         connection = self.connections[-1]
         self.server.post(lambda: connection.end("cut"))  # type: ignore[attr-defined]

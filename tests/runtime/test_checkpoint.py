@@ -1,4 +1,4 @@
-"""Checkpoint files: what goes in comes out, an old file outlives a crash, damage is said; one writer to a path."""
+"""Checkpoint files: states round-trip, an old file survives a crash, damage raises; one writer to a path."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def test_values_that_json_cannot_hold_come_back_from_it() -> None:
+def test_nested_state_round_trips_through_json() -> None:
     tensors: Tensors = {}
     text = json.dumps(take_apart(STATE, tensors))
     assert same(put_together(json.loads(text), tensors), STATE)
 
 
-def test_a_state_is_read_back_as_written(tmp_path: Path) -> None:
+def test_checkpoint_round_trips(tmp_path: Path) -> None:
     shared = torch.arange(6.0)
     state = {**STATE, "views": [shared, shared.view(2, 3), shared[1:3]], "array": np.arange(3, dtype=np.float32)}
     checkpoint.write(tmp_path / "file", "test", 5, state)
@@ -59,7 +59,7 @@ def test_a_state_is_read_back_as_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left beside it"
 
 
-def test_the_previous_file_stays_until_the_next_write(tmp_path: Path) -> None:
+def test_checkpoint_keeps_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for step in (10, 20, 30):
         checkpoint.write(path, "test", step, {"step": step})
@@ -72,7 +72,7 @@ def test_the_previous_file_stays_until_the_next_write(tmp_path: Path) -> None:
     assert checkpoint.read(path, "test") == {"step": 20}
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_checkpoint_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     checkpoint.write(path, "test", 1, {"step": 1})
     with pytest.raises(ConfigError, match="a object cannot be in a checkpoint"):
@@ -117,8 +117,8 @@ class PowerLoss(BaseException):
     pass
 
 
-def test_wherever_a_write_stops_a_whole_file_is_there(tmp_path: Path) -> None:
-    """A full disk leaves nothing behind; what a killed process left is removed by the next one."""
+def test_checkpoint_interrupted_write_leaves_whole_file(tmp_path: Path) -> None:
+    """A full disk leaves no file; the next process removes a killed process's files."""
     for failure in (OSError, PowerLoss):
         for operations in range(6):  # header, two tensors, two renames, the folder
             path = tmp_path / f"{failure.__name__}-{operations}"
@@ -136,7 +136,9 @@ def test_wherever_a_write_stops_a_whole_file_is_there(tmp_path: Path) -> None:
             assert checkpoint.remove_unfinished(path) == left and not any(each.exists() for each in left)
 
 
-def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_missing_file_other_kind_or_format_raises_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert checkpoint.steps_in(tmp_path / "file") == []
     with pytest.raises(ConfigError, match=r"there is no checkpoint '.*file' to resume from"):
         checkpoint.read(tmp_path / "file", "test")
@@ -151,7 +153,7 @@ def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, mo
         checkpoint.read(path, "server")
 
 
-def test_damage_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
+def test_checkpoint_damaged_byte_raises_config_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     checkpoint.write(path, "test", 1, {"values": torch.arange(50.0), "name": "x"})
     good = path.read_bytes()
@@ -190,7 +192,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "LEASE_S", 0.5)
 
 
-def test_a_path_belongs_to_one_process_until_it_is_gone(tmp_path: Path) -> None:
+def test_claimed_path_refuses_second_process(tmp_path: Path) -> None:
     path = tmp_path / "file"
     holder = subprocess.Popen([sys.executable, "-c", HOLDS, path], stdout=subprocess.PIPE, text=True)
     try:
@@ -207,7 +209,7 @@ def test_a_path_belongs_to_one_process_until_it_is_gone(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_a_resumed_process_waits_for_a_holder_that_may_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claimed_path_resuming_process_waits_for_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, gone = tmp_path / "file", threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""When a process or a shard writes a checkpoint, and what it goes on from."""
+"""The steps at which a process or a shard writes a checkpoint, and from which it resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinwire.server.core import ServerCore
 
 
 class Held(Executor):
-    """Runs a write when it is told to."""
+    """Runs a write when the test asks for it."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -50,7 +50,7 @@ class Held(Executor):
 
 
 class FullDisk(LocalDisk):
-    """Has room only while it is told so."""
+    """Is full unless the test sets otherwise."""
 
     full = False
 
@@ -62,7 +62,7 @@ class FullDisk(LocalDisk):
             yield
 
 
-def test_the_copy_is_written_while_the_training_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_writer_writes_during_training(tmp_path: Path) -> None:
     """It waits for a file before the last step before the next one, or for the end, and no earlier."""
     path, executor, values, written = tmp_path / "file", Held(), torch.zeros(3), list[int]()
     writer = CheckpointWriter(path, "test", 4, on_written=written.append, executor=executor)
@@ -83,13 +83,13 @@ def test_the_copy_is_written_while_the_training_goes_on(tmp_path: Path) -> None:
         assert executor.waited.is_set()
 
 
-def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
+def test_checkpoint_writer_full_disk_warns_once_and_retries(tmp_path: Path) -> None:
     disk, path = FullDisk(), tmp_path / "file"
     writer = CheckpointWriter(path, "test", 1, disk=disk)
     writer.stepped(1, dict)
     for first in (2, 5):  # a disk that was full, had room, and is full again, is worth another warning
         disk.full = True
-        with pytest.warns(UserWarning, match="Training goes on, and the next try is in 1 steps") as warned:
+        with pytest.warns(UserWarning, match="Training continues, and the next try is in 1 steps") as warned:
             writer.stepped(first, dict)
         writer.stepped(first + 1, dict)  # warnings are errors here
         assert warned[0].filename == "thinwire", "no line of the user's has caused it"
@@ -101,7 +101,7 @@ def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "file.previous"]
 
 
-def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Path) -> None:
+def test_checkpoint_writer_unwritable_path_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint '.*file' cannot be written: No such file.*Choose another place"):
         CheckpointWriter(tmp_path / "no folder" / "file", "test", 1)
     disk = FullDisk()
@@ -110,11 +110,11 @@ def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Pat
     disk.full = True
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         try_out(tmp_path / "file", disk=disk)
-    with pytest.warns(UserWarning, match="No space left on device.* goes on from the checkpoints that are there"):
+    with pytest.warns(UserWarning, match="No space left on device.* resumes from the existing checkpoints"):
         CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, resumes=True).close()
 
 
-def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> None:
+def test_checkpointer_writes_at_interval(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 2)
     written = []
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> Non
     assert written == [[], [2], [4, 2], [6, 4]]
 
 
-def test_resume_takes_the_step_that_was_asked_for(tmp_path: Path) -> None:
+def test_checkpointer_resumes_requested_step(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 1)
     for step in range(3):
@@ -146,7 +146,7 @@ def test_resume_takes_the_step_that_was_asked_for(tmp_path: Path) -> None:
         Checkpointer(ServerCore(), path, 1).resume(1)
 
 
-def test_a_failed_training_is_not_kept(tmp_path: Path) -> None:
+def test_checkpointer_writes_no_failed_training(tmp_path: Path) -> None:
     shard = Shard()
     checkpointer = Checkpointer(shard.core, tmp_path / "file", 1)
     shard.step(0)

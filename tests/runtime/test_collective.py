@@ -41,7 +41,7 @@ def hand_over(driver: CollectiveDriver, gradient: Any, number: int) -> torch.fut
     return driver.bucket_ready(bucket_of(), torch.from_numpy(gradient.copy()), number, 0, last=True)
 
 
-def test_drivers_give_the_bits_of_cores_without_threads() -> None:
+def test_driver_equals_core_without_threads() -> None:
     cores = collectives(tensors(CODEC), 3)
     with drivers(groups(3)) as made:
         for number in range(4):
@@ -58,8 +58,8 @@ def test_drivers_give_the_bits_of_cores_without_threads() -> None:
     assert {"copy_seconds", "encode_seconds", "decode_seconds", "wait_seconds"} <= counted.keys()
 
 
-def test_groups_of_a_step_travel_one_after_the_other_and_every_dtype_is_filled() -> None:
-    """Three groups of four buckets; the ranks' gradients have another dtype than what is computed in."""
+def test_driver_sends_groups_in_order_and_fills_every_dtype() -> None:
+    """Three groups of four buckets; the ranks' gradients have another dtype than the computation."""
     buckets = [Bucket(((name, 0),), 2 * size) for name, size in MANY.items()]
     with drivers(groups(2), sizes=MANY, group_nbytes=30_000) as made:
         buffers = []
@@ -75,7 +75,7 @@ def test_groups_of_a_step_travel_one_after_the_other_and_every_dtype_is_filled()
             assert torch.equal(ours, theirs) and ours.dtype == torch.bfloat16 and ours.any()
 
 
-def test_nan_ends_the_training_on_every_rank_or_skips_the_step_on_every_rank() -> None:
+def test_driver_nan_raises_or_skips_on_every_rank() -> None:
     bad = gradients(3, 0)
     bad[1][5] = np.nan
     with drivers(groups(3)) as made:
@@ -102,8 +102,8 @@ def test_nan_ends_the_training_on_every_rank_or_skips_the_step_on_every_rank() -
         assert [driver._core.steps_skipped for driver in made] == [1, 1, 1]
 
 
-def test_a_rank_that_gives_up_tells_every_peer_although_one_is_gone() -> None:
-    """Rank 2 waits for rank 0; ranks 1 and 3 go; rank 0 finds a NaN. Rank 2 hears why, not of a lost connection."""
+def test_driver_failing_rank_reports_to_every_peer() -> None:
+    """Rank 2 waits for rank 0; ranks 1 and 3 leave; rank 0 finds a NaN. Rank 2 raises that, not a lost connection."""
     peers = groups(4)
     links = peers[0].links
     bad = gradients(4, 0)
@@ -121,7 +121,7 @@ def test_a_rank_that_gives_up_tells_every_peer_although_one_is_gone() -> None:
             made[2].wait_step()
 
 
-def test_a_peer_that_is_gone_stalls_or_is_at_another_step_is_named() -> None:
+def test_driver_names_dead_stalled_or_desynchronised_peer() -> None:
     peers = groups(2)
     peers[0].links.lose(1)
     with drivers(peers) as made:
@@ -157,8 +157,8 @@ def held(driver: CollectiveDriver) -> Iterator[threading.Event]:
         go_on.set()
 
 
-def test_a_step_that_was_broken_off_is_waited_for() -> None:
-    """Its groups change residuals until they are through: a checkpoint, or the next step, comes after that."""
+def test_driver_settles_interrupted_step() -> None:
+    """Its groups change residuals until they complete: a checkpoint, or the next step, waits for that."""
     with drivers(groups(2)) as made, held(made[0]) as go_on:
         for driver, gradient in zip(made, gradients(2, 0), strict=True):
             driver.bucket_ready(bucket_of(), torch.from_numpy(gradient), 0, 0, last=False)
@@ -177,7 +177,7 @@ def test_a_step_that_was_broken_off_is_waited_for() -> None:
             assert not thread.is_alive()
 
 
-def test_infinite_gradients_stay_infinite_and_averages_end_at_the_largest_number_of_the_dtype() -> None:
+def test_bucket_buffer_keeps_inf_and_clamps_averages() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         buffer = BucketBuffer(
             torch.tensor([1.0, torch.inf, -torch.inf, torch.nan], dtype=dtype), None, torch.futures.Future()

@@ -1,4 +1,4 @@
-"""A worker's connection: forms of an address, and sessions in which every message arrives once, whatever breaks."""
+"""A worker's connection: forms of an address, and sessions that deliver every message once despite breaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thinwire.transports.memory import MemoryServer
 # ---- addresses
 
 
-def test_addresses_and_times_that_cannot_be_are_refused_by_name() -> None:
+def test_invalid_addresses_and_durations_raise_config_error() -> None:
     for address in ("127.0.0.1:7070", "http://127.0.0.1:7070", "grpc://", "://x:1", "", "grpc:/x:7070"):
         with pytest.raises(ConfigError, match="expected grpc://host:port") as caught:
             connect(address)
@@ -38,7 +38,7 @@ def test_addresses_and_times_that_cannot_be_are_refused_by_name() -> None:
             connect("grpc://127.0.0.1:1", **{option: seconds})  # type: ignore[arg-type]
 
 
-def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> None:
+def test_connect_returns_connection_or_opens_address() -> None:
     with MemoryServer(serving(ServerCore())) as server, server.connect() as connection:
         assert connect(connection) is connection
     core = ServerCore()
@@ -48,7 +48,7 @@ def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> 
         assert core.plan == make_plan(1)
 
 
-def test_an_unreachable_shard_closes_the_connections_to_the_others() -> None:
+def test_connect_all_unreachable_shard_closes_other_connections() -> None:
     with MemoryServer(serving(ServerCore())) as server:
         first = server.connect()
         with pytest.raises(DeadlineError):
@@ -65,7 +65,7 @@ def drain(worker: ReconnectingConnection) -> None:
         worker.receive(5)
 
 
-def test_every_message_arrives_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconnecting_connection_delivers_messages_once_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ACKNOWLEDGE_MESSAGES", 5)
     for seed in range(8):
         chance, cluster = random.Random(seed), Cluster()
@@ -88,7 +88,7 @@ def test_every_message_arrives_once_and_in_order(monkeypatch: pytest.MonkeyPatch
         assert cluster.echo.ends == [(0, None)]
 
 
-def test_two_threads_replace_one_broken_connection_once() -> None:
+def test_reconnecting_connection_two_threads_replace_once() -> None:
     cluster = Cluster()
     worker = cluster.worker()
     worker.send(numbered(0))
@@ -102,7 +102,7 @@ def test_two_threads_replace_one_broken_connection_once() -> None:
     assert came == [2, 3] and worker.reconnections == 1
 
 
-def test_a_cut_after_the_last_packet_does_not_lose_it() -> None:
+def test_reconnecting_connection_keeps_last_packet_before_cut() -> None:
     cluster = Cluster()
     worker = cluster.worker()
     worker.send(numbered(1))
@@ -114,7 +114,7 @@ def test_a_cut_after_the_last_packet_does_not_lose_it() -> None:
         worker.receive(1)
 
 
-def test_a_restarted_server_refuses_workers_that_are_ahead_of_it() -> None:
+def test_restarted_server_refuses_unknown_session() -> None:
     cluster, restarted = Cluster(), Cluster()
     worker = cluster.worker()
     worker.send(numbered(1))
@@ -126,7 +126,7 @@ def test_a_restarted_server_refuses_workers_that_are_ahead_of_it() -> None:
     assert restarted.echo.received_numbers == []
 
 
-def test_a_server_or_token_file_that_comes_back_in_time_is_found() -> None:
+def test_reconnecting_connection_waits_for_server_or_token_file() -> None:
     """A token file that is being replaced is read again."""
     cluster = Cluster()
     worker = cluster.worker()

@@ -1,4 +1,4 @@
-"""Metrics writers: what comes out is what went in, and what they open they close."""
+"""Metrics writers: records round-trip, and writers close their files and ports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCORES = StepRecord(step=4, table="", numel=0, loss=0.5, accuracy=0.75)
 WHOLE = StepRecord(step=4, table="", numel=0, encode_s=0.125, link_bps=5e7)
 
 
-def test_json_lines_hold_every_field_and_bits_per_value(tmp_path: Path) -> None:
+def test_json_lines_contain_every_field_and_bits_per_value(tmp_path: Path) -> None:
     writer = JsonLines(tmp_path / "steps.jsonl")
     for record in (RECORD, replace(RECORD, numel=0)):
         writer.record(record)
@@ -46,7 +46,7 @@ def test_json_lines_hold_every_field_and_bits_per_value(tmp_path: Path) -> None:
     assert empty["bits_per_value_push"] == empty["bits_per_value_pull"] == 0
 
 
-def test_json_lines_are_appended_at_once_and_make_their_folder(tmp_path: Path) -> None:
+def test_json_lines_are_unbuffered_and_create_folder(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text("before\n")
     one, two = JsonLines(path), JsonLines(str(path))
@@ -66,7 +66,7 @@ def test_json_lines_are_appended_at_once_and_make_their_folder(tmp_path: Path) -
         JsonLines(path / "more.jsonl")
 
 
-def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None:
+def test_json_lines_write_nonfinite_norm_as_null(tmp_path: Path) -> None:
     writer = JsonLines(tmp_path / "steps.jsonl")
     writer.record(replace(RECORD, residual_norm=math.nan, residual_lag=math.inf, table='a "quoted"\nname'))
     writer.close()
@@ -76,7 +76,7 @@ def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None
 
 
 def scrape(writer: Prometheus) -> dict[tuple[str, ...], float]:
-    """What the endpoint serves: (name, table, rank, direction or phase) → value."""
+    """The endpoint's samples: (name, table, rank, direction or phase) → value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{writer.port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {

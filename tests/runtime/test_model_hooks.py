@@ -1,4 +1,4 @@
-"""A model belongs to one training at a time; those that have ended, or never began, leave nothing on it."""
+"""A model belongs to one training at a time; an ended or failed training leaves no hooks on it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def train(model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
     [("weight_norm", "fp32"), ("pruned", "local-sgd[h=1,codec=fp32]")],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_weights_that_a_hook_computes_are_of_the_newest_parameters(
-    servers: list[Server], design: str, kind: str
-) -> None:
+def test_forward_hooks_compute_weights_from_newest_parameters(servers: list[Server], design: str, kind: str) -> None:
     def made() -> nn.Module:
         torch.manual_seed(0)
         model = mlp(0)
@@ -80,9 +78,7 @@ def test_weights_that_a_hook_computes_are_of_the_newest_parameters(
 
 
 @pytest.mark.parametrize("design", ["3lc", "local-sgd[h=2]"])
-def test_a_second_training_of_one_model_is_refused_until_the_first_has_ended(
-    servers: list[Server], design: str
-) -> None:
+def test_second_training_of_model_raises_until_first_ends(servers: list[Server], design: str) -> None:
     model = mlp(0)
     first, optimizers = begin(model, servers, design=design), [sgd(model)]
     whole = nn.ModuleDict({"part": model, "more": nn.Linear(3, 3)})
@@ -101,10 +97,8 @@ def test_a_second_training_of_one_model_is_refused_until_the_first_has_ended(
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks there
 @pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
-def test_a_graph_that_was_compiled_before_is_refused_and_compiled_anew_after_a_reset(
-    servers: list[Server], design: str
-) -> None:
-    """torch runs it without looking whether layers have hooks now."""
+def test_model_compiled_before_distribute_raises_until_reset(servers: list[Server], design: str) -> None:
+    """torch runs the graph without checking whether layers have hooks now."""
     torch.compiler.reset()
     model = mlp(0)
     compiled: Any = torch.compile(model, backend="eager")
@@ -127,13 +121,13 @@ def test_a_graph_that_was_compiled_before_is_refused_and_compiled_anew_after_a_r
 
 
 class Disturbed(KeptSteps):
-    """Fails when all have agreed from where they go on."""
+    """Fails after all have agreed on a step to resume from."""
 
     def load(self, step: int) -> Any:
         raise KeyError("a disk, say")
 
 
-def test_a_training_that_did_not_begin_leaves_the_model_free(servers: list[Server]) -> None:
+def test_failed_start_leaves_model_free(servers: list[Server]) -> None:
     model = mlp(0)
     with pytest.raises(KeyError, match="a disk, say"):
         begin(model, servers, resume=Disturbed(model))

@@ -1,4 +1,4 @@
-"""What ranks do together before and after training, sealed or not; and later calls of one clock."""
+"""Exchanges of ranks before and after training, sealed or not; and delayed calls of one clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.runtime.sealed import LENGTH_NBYTES, SEAL_NBYTES, SealedPeerGroup
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 
-def test_gather_takes_bytes_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_accepts_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [b"", b"one", b"x" * 1000]
     assert on_every_rank(groups(3), lambda group: gather(group, texts[group.rank])) == [texts] * 3
     assert on_every_rank(groups(1), lambda group: gather(group, b"alone")) == [[b"alone"]]
@@ -35,7 +35,7 @@ def agree_unless(group: MemoryPeerGroup, other: dict[str, Any]) -> None:
     agree(group, other if group.rank == 2 else {"a": 1})
 
 
-def test_other_settings_are_refused_on_every_rank_with_rank_and_setting() -> None:
+def test_agree_different_settings_raise_on_every_rank() -> None:
     peers = groups(3)
     assert on_every_rank(peers, lambda group: agree(group, {"a": 1, "b": [2, "three"]})) == [None] * 3
     for settings, text in (
@@ -49,13 +49,13 @@ def test_other_settings_are_refused_on_every_rank_with_rank_and_setting() -> Non
         agree(peers[0], {})
 
 
-def test_the_link_is_measured_by_all_together() -> None:
+def test_measure_link_returns_slowest_on_all_ranks() -> None:
     rates = on_every_rank(groups(3), measure_link)
     assert rates[0] > 0 and len(set(rates)) == 1, "all ranks report the slowest link's"
     assert on_every_rank(groups(1), measure_link) == [0.0]
 
 
-def test_leaving_waits_for_ranks_that_are_there() -> None:
+def test_leave_waits_for_present_ranks() -> None:
     peers = groups(4)
     peers[0].links.lose(1)
     left: list[int] = []
@@ -106,7 +106,7 @@ def test_sealed_messages_arrive_and_are_not_readable() -> None:
     )
 
 
-def test_tampered_messages_are_refused() -> None:
+def test_sealed_tampered_messages_raise_protocol_error() -> None:
     links, (first, second) = sealed()
     key, back = (0, 1, TAG), (1, 0, TAG)
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_tampered_messages_are_refused() -> None:
         receive(second)  # the same again
 
 
-def test_ranks_with_different_secrets_are_refused_when_they_meet() -> None:
+def test_sealed_different_secrets_raise_protocol_error() -> None:
     secrets = [SECRET, SECRET, b"another-secret-of-rank-2"]
     peers = groups(3, timeout_s=5.0)
     peers[1].before_send = lambda: time.sleep(0.05)
@@ -157,7 +157,7 @@ def test_ranks_with_different_secrets_are_refused_when_they_meet() -> None:
     assert "rank 2 cannot be opened: that rank has another key" in str(found[0])
 
 
-def test_calls_are_made_in_the_order_of_their_times_by_one_thread() -> None:
+def test_clock_makes_calls_in_order_on_one_thread() -> None:
     clock, made, done = SystemClock(), list[int](), threading.Event()
     before = threading.active_count()
     cancels = [clock.call_later(60.0, partial(made.append, -1)) for _ in range(1000)]
@@ -172,7 +172,7 @@ def test_calls_are_made_in_the_order_of_their_times_by_one_thread() -> None:
     assert done.wait(20) and made == [1, 2, 3]
 
 
-def test_the_thread_ends_with_the_last_call() -> None:
+def test_clock_thread_ends_after_last_call() -> None:
     clock, before = SystemClock(), set(threading.enumerate())
     for _ in range(3):
         done = threading.Event()

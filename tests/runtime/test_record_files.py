@@ -1,4 +1,4 @@
-"""Files of records and of lines: read back as written, whatever a killed process or a full disk left in them."""
+"""Files of records and of lines: read back as written, despite partial lines of a killed process or a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLD = (
 """As it was written before records had times."""
 
 
-def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
+def test_record_file_follows_growing_file(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     file = RecordFile(path)
     assert list(file.read()) == []
@@ -56,7 +56,7 @@ def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert list(file.read()) == []
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_record_file_counts_damaged_lines(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     wrong = [b'{"step":1,"tab', b"\xff\xfe", b'{"step":"one","table":"fc","numel":5}', b"[" * 5000, b"{}", b"1"]
     path.write_bytes(b"\n".join([*wrong, b"", OLD.strip(), b"x" * (MAX_LINE_NBYTES + 5), OLD.strip()]) + b"\n")
@@ -69,7 +69,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         list(RecordFile(tmp_path).read())
 
 
-def test_unfinished_lines_count_at_the_end_and_long_files_are_read_from_there(tmp_path: Path) -> None:
+def test_record_file_reads_last_line_and_newest_bytes(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(OLD + OLD.strip())
     file = RecordFile(path)
@@ -87,7 +87,7 @@ def test_unfinished_lines_count_at_the_end_and_long_files_are_read_from_there(tm
 
 
 @pytest.mark.parametrize("parts", [True, False])
-def test_a_file_at_an_address_is_followed_as_it_grows(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_address_follows_growing_file(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a server that sends parts of files, and from one that sends a file whole, past the environment's proxy."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -129,12 +129,12 @@ def test_a_file_at_an_address_is_followed_as_it_grows(parts: bool, monkeypatch: 
         list(file.read())
 
 
-def test_a_port_that_cannot_be_is_said() -> None:
+def test_record_address_invalid_port_raises_transport_error() -> None:
     with pytest.raises(TransportError, match="Port out of range 0-65535"):
         list(RecordAddress("http://127.0.0.1:999999/steps.jsonl").read())
 
 
-def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
+def test_line_file_full_disk_warns_once(tmp_path: Path) -> None:
     """No file of this process grows past 100 bytes for a moment, which ends like a full disk."""
     file = LineFile(tmp_path / "new" / "lines", "lines")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
     try:
         for _ in range(4):
             file.write(b"x" * 24)
-        with pytest.warns(UserWarning, match=r"lines are no longer written to .*The training goes on"):
+        with pytest.warns(UserWarning, match=r"lines are no longer written to .*Training continues"):
             file.write(b"x" * 24)
         file.write(b"x" * 24)  # of which there is no second warning: that would be an error
     finally:

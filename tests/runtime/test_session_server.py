@@ -1,4 +1,4 @@
-"""Numbered sessions over connections that break: who takes one up, who is refused, cut and forgotten."""
+"""Numbered sessions over connections that break: resumed, refused, cut and forgotten peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity, wire_nbytes
 
 
-def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
+def test_session_resumes_only_for_its_peer() -> None:
     notes = Notes()
     notes.identities = {0: Identity("worker-0", 0), 1: Identity("worker-1", 1), 3: Identity("worker-0", 0)}
     sessions = SessionServer(Echo, notes, 30.0)
@@ -43,7 +43,7 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
-def test_peers_that_do_not_join_in_time_are_cut() -> None:
+def test_session_server_cuts_peers_that_do_not_join() -> None:
     notes, clock = Notes(), Hours()
     sessions = SessionServer(handling(ServerCore()), notes, 1000.0, clock)
     opening = pack(SessionOpen(session="late"))
@@ -66,7 +66,7 @@ def test_peers_that_do_not_join_in_time_are_cut() -> None:
     assert notes.reserved == dict.fromkeys((2, 3, 4), reserved)
 
 
-def test_sessions_that_never_joined_leave_nothing_behind() -> None:
+def test_session_without_join_leaves_no_state() -> None:
     notes = Notes()
     sessions = SessionServer(handling(ServerCore()), notes, 30.0)
     for peer in range(3 * MAX_ENDED):
@@ -78,7 +78,7 @@ def test_sessions_that_never_joined_leave_nothing_behind() -> None:
     assert not sessions._numbered and len(sessions._named) == MAX_ENDED
 
 
-def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
+def test_session_server_refuses_invalid_openings() -> None:
     cluster = Cluster()
     plain = cluster.connect()
     plain.send(numbered(4))
@@ -108,7 +108,7 @@ def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
     assert error is not None and "acknowledges 1000000 messages" in error
 
 
-def test_a_peer_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_server_refuses_peer_without_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.runtime.session_server.MAX_KEPT_NBYTES", 10 * wire_nbytes(numbered(10)))
     cluster = Cluster()
     silent = cluster.connect()
@@ -130,7 +130,7 @@ def test_a_peer_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPat
 # ---- what one end keeps
 
 
-def test_replay_buffers_acknowledge_in_time_and_refuse_impossible_counts() -> None:
+def test_replay_buffer_acknowledges_and_refuses_impossible_counts() -> None:
     buffer = ReplayBuffer()
     buffer.append(b"packet")
     buffer.acknowledge(1)
@@ -170,16 +170,16 @@ def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
             pauses.append(effect.seconds)
         assert isinstance(effect, Pause | Dial)
         dials = isinstance(effect, Dial)
-        effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
+        effect = procedure.throw(TransportError("refused")) if dials else procedure.send(None)
 
 
-def test_reconnecting_pauses_grow_until_the_time_is_over() -> None:
+def test_worker_session_pauses_grow_until_deadline() -> None:
     for left, patience in ((False, 20.0), (True, LEAVING_S)):
         time, pauses = Time(), [0.0]
         session = time.session(20.0)
         if left:
             session.send(pack(Leave()))
-        with pytest.raises(TransportError, match=f"cut; no way back to there within {patience:g} s: nobody"):
+        with pytest.raises(TransportError, match=f"cut; no way back to there within {patience:g} s: refused"):
             in_vain(session, time, pauses)
         assert pauses[1:6] == [0.05, 0.1, 0.2, 0.4, 0.8] and max(pauses) <= 3.0
         assert sum(pauses) == pytest.approx(patience)
@@ -187,7 +187,7 @@ def test_reconnecting_pauses_grow_until_the_time_is_over() -> None:
             session.check()
 
 
-def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
+def test_worker_session_refusal_ends_session() -> None:
     for refused, said in (
         (Refused(reason="enough"), ProtocolError),
         (Refused(reason="enough", lost=True), SessionLostError),
@@ -206,7 +206,7 @@ def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
         assert type(caught.value) is kind and session.over is not None
 
 
-def test_without_a_server_that_waits_a_break_is_the_end() -> None:
+def test_worker_session_break_without_waiting_server_raises() -> None:
     session = Time().session()
     assert session.receive(pack(SessionAccepted(received=0, grace_s=0.0))) == (False, None)
     session.send(b"not kept")

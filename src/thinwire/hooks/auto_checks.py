@@ -17,7 +17,7 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.hooks.auto_choice import SavedChoice
 from thinwire.hooks.exchange.ranks import meet
-from thinwire.hooks.quiet_ddp import check_silent
+from thinwire.hooks.quiet_ddp import check_can_disable_allreduce
 from thinwire.hooks.several import class_names, parts
 from thinwire.hooks.training_options import TrainingOptions
 from thinwire.hooks.wrapping import inside_compiled, is_sharded, is_sharded_by_fsdp1
@@ -28,16 +28,16 @@ from thinwire.states import read
 from thinwire.transports.peers import PeerGroup
 
 KEY = "auto"
-"""In a state: the choice, beside the optimizer's own state."""
+"""The choice's key in a state, next to the optimizer's own state."""
 
 
 def adapts(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether an optimizer, or one of several, divides gradients by their own size."""
+    """Returns whether an optimizer, or one of several, divides gradients by their magnitude, as Adam does."""
     return any(map(is_adaptive, parts(optimizer)))
 
 
 def check_alone(asked: TrainingOptions, given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for arguments that decide what `auto` decides; None, or their default, where not given."""
+    """Raises ConfigError for arguments that set what `auto` chooses; the value None means not given."""
     options = {name: getattr(asked, name) for name in ("codec_down", "reduce", "overlap", "compression")}
     names = [name for name, value in {**given, **options}.items() if value is not None]
     if names:
@@ -50,10 +50,10 @@ def check_alone(asked: TrainingOptions, given: Mapping[str, Any]) -> None:
 def check_training(
     model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, chooses: bool = True
 ) -> DistributedDataParallel | None:
-    """Returns the wrapper that a script has put around its model, if any; `chooses` where local updates may be chosen.
+    """Returns the script's DistributedDataParallel wrapper, if any; `chooses`: whether local updates may be chosen.
 
     Raises:
-        ConfigError: a model or an optimizer that no choice could train.
+        ConfigError: a model or an optimizer that no choice can train.
     """
     if dist.get_rank(group) < 0:
         raise ConfigError("this process is not in the group that it was given")
@@ -80,7 +80,7 @@ def check_training(
             "give both the same group, or leave DistributedDataParallel out"
         )
     if chooses and adapts(optimizer) and len(ranks) > 1:
-        check_silent(model, inside, group, find_design("local-sgd"))
+        check_can_disable_allreduce(model, inside, group, find_design("local-sgd"))
     return inside
 
 
@@ -88,7 +88,7 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
     """Returns the part of a state that describes the choice.
 
     Raises:
-        ConfigError: it is of something else, or damaged.
+        ConfigError: a damaged state, or one of another optimizer, design or rank.
     """
     if not isinstance(state, Mapping) or KEY not in state:
         raise ConfigError(
@@ -110,18 +110,18 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
     return saved
 
 
-def meet_alike(
+def connect_and_agree(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     asked: TrainingOptions,
     saved: SavedChoice | None,
     settings: Mapping[str, Any],
 ) -> PeerGroup:
-    """Returns the way to the other ranks, once all have the same settings; all of them call it.
+    """Returns the connections to the other ranks, once all ranks have equal settings; all ranks call it.
 
     Raises:
-        ProtocolError: they differ; the message names rank and setting.
-        TransportError: not all ranks came.
+        ProtocolError: settings differ; the message names rank and setting.
+        TransportError: a rank did not connect.
     """
     peers = meet(dist.get_process_group_ranks(group), timedelta(seconds=asked.timeout_s), asked.credentials)
     shapes = [list(parameter.shape) for each in optimizer.param_groups for parameter in each["params"]]
@@ -135,23 +135,23 @@ def meet_alike(
     return peers
 
 
-def watch_for_others(inner: torch.optim.Optimizer) -> Callable[[], None]:
-    """Warns once where another optimizer takes a step with the same parameters, until what this returns is called."""
-    ours, told = weakref.ref(inner), False
+def warn_of_other_optimizers(inner: torch.optim.Optimizer) -> Callable[[], None]:
+    """Warns once if another optimizer takes a step with the same parameters; returns a function that ends the watch."""
+    ours, warned = weakref.ref(inner), False
 
-    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal told
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal warned
         mine = ours()
-        if told or mine is None or optimizer in parts(mine) or optimizer.param_groups is mine.param_groups:
+        if warned or mine is None or optimizer in parts(mine) or optimizer.param_groups is mine.param_groups:
             return
         held = {id(each) for group in mine.param_groups for each in group["params"]}
         if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
-            told = True
+            warned = True
             caution(
                 f"a {type(optimizer).__name__} has taken a step with parameters that tw.distribute trains with "
                 f"{class_names(mine)}, and the step counts for no exchange: close what tw.distribute returned, and "
                 "give it the new optimizer"
             )
 
-    stop: Callable[[], None] = register_optimizer_step_post_hook(look).remove
+    stop: Callable[[], None] = register_optimizer_step_post_hook(after_step).remove
     return stop

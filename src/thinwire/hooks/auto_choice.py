@@ -1,4 +1,4 @@
-"""The choice of `tw.distribute` for an adaptive optimizer: measured steps, the rule, and the watch over the link."""
+"""The choice of `tw.distribute` for an adaptive optimizer: measured steps, the rule, and monitoring of the link."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from thinwire.quantities import ms_text, rate_text
 from thinwire.states import Count, NonNegative
 
 WARM_UP, TIMED = 1, 3
-"""Steps without an exchange, in which everything starts and compiles, and those that are timed after them."""
+"""Steps without an exchange: those in which code starts and compiles, then those that are timed."""
 CODED = 40
-"""How many times less than float32 a coded value of `local-sgd` takes, each way."""
+"""Compression ratio of a value of `local-sgd` against float32, each way."""
 CODING_S = 8e-9
-"""Time of a rank for coding and decoding a value of it, in seconds."""
+"""Time in which a rank encodes and decodes such a value, in seconds."""
 _EXCHANGING = "exchange_seconds"
 SLOW_SHARE, SLOW_ROUNDS = 0.5, 8
-"""A link is called slow where exchanges take more than this share of the time in each of so many rounds."""
+"""A link counts as slow if exchanges take more than this share of the time in each of this many rounds."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The chosen exchange.
 
     Args:
-        kind: `measuring`, `gradients`, `local` or `plain`; the last sends nothing that is coded.
-        name: as the user would write it, where one can.
+        kind: `measuring`, `gradients`, `local` or `plain`; the last sends values uncoded.
+        name: the design that a user could write, if there is one.
         why: a line for the log.
     """
 
@@ -69,11 +69,11 @@ def choose(
 
     Args:
         who: the optimizer's class.
-        compute_s: of the slowest rank's step without an exchange, in seconds.
+        compute_s: time of the slowest rank's step without an exchange, in seconds.
         link_bps: of the slowest link, in bits per second.
-        ranks: how many there are.
-        parameters: that are trained.
-        least: steps of a round; 1 allows a plain all-reduce.
+        ranks: number of ranks.
+        parameters: the trained parameters.
+        least: fewest steps of a round; 1 allows a plain all-reduce.
 
     Example:
         >>> weights = [torch.zeros(1000, 1000)]
@@ -82,7 +82,7 @@ def choose(
         >>> print(choose("AdamW", 0.092, 20e9, 4, weights).why)
         auto: AdamW, link 20 Gbit/s, a step computes 92 ms: plain all-reduce (it takes 3 % of a step's computation)
     """
-    # A rank sends its share to each of the others, and gets theirs, as in a ring.
+    # A rank sends its share to every other rank and receives theirs: as many bytes as in a ring.
     byte_s = 2 * (ranks - 1) / ranks * 8 / max(1.0, link_bps)
     coded = sum(each.numel() for each in parameters if each.ndim > 1 and each.numel() >= MIN_NUMEL)
     rest = sum(each.numel() for each in parameters) - coded
@@ -100,13 +100,13 @@ def choose(
 
 
 class SavedChoice(Choice, frozen=True, kw_only=True):
-    """A choice in a state, with what led to it.
+    """A choice in a state, with its measurements.
 
     Args:
         taken: steps so far.
-        optimizer: the class of the user's.
-        ranks: this rank, and how many there are.
-        link_bps: of the slowest link; 0 where it was not measured.
+        optimizer: the user's optimizer class.
+        ranks: this rank, and the number of ranks.
+        link_bps: of the slowest link; 0 if it was not measured.
         seconds, uses_all, scaled: of `StepClock`.
         exchange: the state of coded gradients or of local updates; else None.
     """
@@ -132,7 +132,7 @@ class StepClock:
     Attributes:
         seconds: of the steps that were timed.
         uses_all: whether every trained parameter had a gradient at every step.
-        scaled: whether a GradScaler was there, whose scale each rank has found by itself.
+        scaled: whether a GradScaler was in use, with a scale that differs between ranks.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -141,7 +141,7 @@ class StepClock:
     _ended: float | None = None
 
     def step_ended(self, steps: int, optimizer: torch.optim.Optimizer) -> bool:
-        """Takes the end of a step; returns whether enough were timed.
+        """Records the end of a step; returns whether enough steps were timed.
 
         Args:
             steps: taken so far.
@@ -166,27 +166,27 @@ class StepClock:
 class LinkWatch:
     """Detects that exchanges of local updates take most of the time, as on a link that has become slower.
 
-    On a busy machine ranks wait for each other, but hardly one for the others in every round.
+    On a busy machine one rank may wait for the others, but rarely in every round.
     """
 
     def __init__(self) -> None:
         self._sums = [0.0] * 4
         self._slow: list[list[float]] = []
-        self._told = False
+        self._warned = False
 
     def step_ended(self, optimizer: GroupOptimizer) -> str:
-        """Returns a warning, once; else nothing."""
-        if self._told or optimizer.clock == self._sums[0]:
+        """Returns a warning, once; else an empty string."""
+        if self._warned or optimizer.clock == self._sums[0]:
             return ""
         now = [optimizer.clock, optimizer.steps_done, time.perf_counter(), optimizer.traffic().get(_EXCHANGING, 0.0)]
         before, self._sums = self._sums, now
-        if before[0] < 2:  # in whose exchanges kernels compile
+        if before[0] < 2:  # kernels compile in the first exchanges
             return ""
         _, _, seconds, exchanging = last = [new - old for new, old in zip(now, before, strict=True)]
         self._slow = [*self._slow, last] if exchanging > SLOW_SHARE * seconds else []
         if len(self._slow) < SLOW_ROUNDS:
             return ""
-        self._told = True
+        self._warned = True
         rounds, steps, seconds, exchanging = (sum(each) for each in zip(*self._slow, strict=True))
         each_s, step_s = exchanging / rounds, (seconds - exchanging) / steps
         fits = (h for h in ROUNDS if each_s <= EXCHANGE_SHARE * (h * step_s + each_s))

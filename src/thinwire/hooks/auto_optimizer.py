@@ -1,7 +1,7 @@
 """`tw.distribute(model, optimizer)`: one line that measures the step and the link, and then chooses the exchange.
 
-SGD has its gradients coded, step by step as the link asks for it. An optimizer that divides gradients by their own size
-takes local steps between exchanges, as many as the link asks for, or none where the link is fast enough for a plain
+With SGD, gradients are coded at every step, as strongly as the link requires. An adaptive optimizer, such as AdamW,
+takes local steps between exchanges, as many as the link requires, or none if the link is fast enough for a plain
 all-reduce. `policies/adaptive.py` has the rules.
 """
 
@@ -21,13 +21,20 @@ from torch import nn
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp
-from thinwire.hooks.auto_checks import KEY, adapts, check_state, check_training, meet_alike, watch_for_others
+from thinwire.hooks.auto_checks import (
+    KEY,
+    adapts,
+    check_state,
+    check_training,
+    connect_and_agree,
+    warn_of_other_optimizers,
+)
 from thinwire.hooks.auto_choice import AutoReport, Choice, LinkWatch, SavedChoice, StepClock, choose
 from thinwire.hooks.costs import sent_and_received
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.groups import join_group
 from thinwire.hooks.held import HeldOptimizer
-from thinwire.hooks.replicas import Replicas, broadcast, follow_rank_0, silence
+from thinwire.hooks.replicas import Replicas, broadcast, follow_rank_0, suspend_allreduce
 from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import class_names
 from thinwire.hooks.training_options import TrainingOptions
@@ -41,49 +48,49 @@ from thinwire.transports.peers import PeerGroup
 
 _log = logging.getLogger(__name__)
 _MEASURED = struct.Struct("<d??")
-"""Measurements of a rank: seconds, whether all parameters are used, whether there is a GradScaler."""
+"""A rank's measurements: seconds a step, whether all parameters are used, whether there is a GradScaler."""
 
 
 class AutoOptimizer(HeldOptimizer):
-    """The user's optimizer, with an exchange that fits it and the link. It is used in place of the optimizer.
+    """The user's optimizer, with an exchange that fits it and the link. Scripts use it in place of the optimizer.
 
-    With SGD (and ASGD) gradients are exchanged from the first step, as `ddp.compress(model, "auto")` does, and the step
-    is the user's optimizer's own. With every other optimizer, or a list of several of which one is another, the first
-    four steps are taken without any exchange: one to warm up, and three that are timed. Then all ranks make the same
-    choice, from the slowest rank's time and the slowest link:
+    With SGD (and ASGD) gradients are exchanged from the first step, as `ddp.compress(model, "auto")` does, and the
+    user's optimizer takes the step. With every other optimizer, or a list that contains another, the first four steps
+    are taken without an exchange: one to warm up, and three that are timed. Then all ranks make the same choice, from
+    the slowest rank's time and the slowest link:
 
-    * **local updates**, `design="local-sgd[h=4]"`, or with 8, 16 or 32 steps, the first with which exchanges take a
-      quarter of the time at most. All ranks take rank 0's weights at that point and give up the changes of their own
-      measured steps; the moments stay each rank's own.
-    * **a plain all-reduce** of all gradients, DistributedDataParallel without a hook, where that takes less than a
-      tenth of a step. Weights and moments are rank 0's then.
+    * **local updates**, `design="local-sgd[h=4]"`, or with 8, 16 or 32 steps, the smallest number with which exchanges
+      take at most a quarter of the time. All ranks then copy rank 0's weights and discard the changes of their own
+      measured steps; each rank keeps its moments.
+    * **a plain all-reduce** of all gradients, DistributedDataParallel without a hook, if that takes less than a
+      tenth of a step. All ranks then copy rank 0's weights and moments.
 
-    The choice stays. It is logged once by rank 0, and is in `report()`, `chosen` and `state_dict()`. One warning says
-    what to write where the link has become much slower since.
+    The choice stays. Rank 0 logs it once, and it is in `report()`, `chosen` and `state_dict()`. If the link becomes
+    much slower, one warning names a better design.
 
-    A bare model works as one in DistributedDataParallel does; it has to be called itself, and where some of its
-    parameters have no gradient at some steps with SGD, wrap it with `find_unused_parameters=True`. With a GradScaler,
-    whose scale each rank finds by itself while steps are measured, there are always local updates; for SGD and a
-    GradScaler write `ddp.compress(model, "auto", nonfinite="skip", scaler=scaler)`. To train on with another optimizer,
+    A bare model works as one in DistributedDataParallel does. Call the model itself, not a part of it; if some
+    parameters have no gradient at some steps with SGD, wrap it with `find_unused_parameters=True`. With a GradScaler
+    the choice is always local updates, because each rank finds its own scale while steps are measured; for SGD and a
+    GradScaler write `ddp.compress(model, "auto", nonfinite="skip", scaler=scaler)`. To continue with another optimizer,
     close this one and call `tw.distribute` again; a step of another optimizer causes one warning. Every rank saves
-    its own `state_dict()` and resumes from it: it has moments of its own, and with local updates weights too.
+    its own `state_dict()` and resumes from it, because ranks differ in moments and, with local updates, in weights.
 
     Args:
         model: bare, or in DistributedDataParallel.
         optimizer: the user's, or several as one.
         group: the ranks.
-        asked: what the script asks for besides.
-        design: one whose gradients are coded, in place of a choice.
-        metrics, settings, resume: of `tw.distribute`; metrics take records where the exchange has some.
+        asked: the script's other options.
+        design: codes gradients, in place of a choice.
+        metrics, settings, resume: of `tw.distribute`; metrics receive the exchange's records, if it has any.
 
     Attributes:
         inner: the user's optimizer.
         choice: of the exchange, with its reason; `chosen` is its name.
 
     Raises:
-        ConfigError: a model or an optimizer that cannot be trained so, or a state of something else.
-        ProtocolError: ranks with other optimizers, settings or states; the message names rank and setting.
-        TransportError: not all ranks came.
+        ConfigError: a model or an optimizer that cannot be trained in this way, or a state that does not fit.
+        ProtocolError: ranks with different optimizers, settings or states; the message names rank and setting.
+        TransportError: a rank did not connect.
 
     Example::
 
@@ -121,7 +128,7 @@ class AutoOptimizer(HeldOptimizer):
         self._peers: PeerGroup | None = None
         self._link_bps, self._rank, self._size = 0.0, dist.get_rank(group), dist.get_world_size(group)
         self._stop_watching: Callable[[], None] = _nothing
-        self._speak: Callable[[], None] = _nothing
+        self._resume_allreduce: Callable[[], None] = _nothing
         self._follow()
         given = load_agreed(resume, group)
         saved = None if given is None else check_state(given, optimizer, self._rank)
@@ -131,7 +138,7 @@ class AutoOptimizer(HeldOptimizer):
         if self._size == 1:
             _log.info("%s", self.choice.why)
         else:
-            self._peers = meet_alike(optimizer, group, asked, saved, settings)
+            self._peers = connect_and_agree(optimizer, group, asked, saved, settings)
             if design is None and adapts(optimizer):
                 self._measure(known_bps=None if saved is None else saved.link_bps)
             else:
@@ -146,7 +153,7 @@ class AutoOptimizer(HeldOptimizer):
             raise
 
     def _follow(self, *_: Any) -> None:
-        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state, and its step hooks."""
+        """Uses the inner optimizer's dicts, which it replaces when it loads a state, and its step hooks."""
         super()._follow()
         with suppress(AttributeError):
             self._optimizer_step_pre_hooks = self.inner._optimizer_step_pre_hooks
@@ -155,38 +162,38 @@ class AutoOptimizer(HeldOptimizer):
     # ---- the choice
 
     def _measure(self, known_bps: float | None) -> None:
-        """Has the first steps timed, and measures the link unless its rate is known."""
+        """Begins to time the first steps, and measures the link unless its bits per second are known."""
         assert self._peers is not None
         why = f"auto: {class_names(self.inner)}, measuring the first steps"
         self.choice = Choice(kind="measuring", name="nothing yet", why=why)
-        self._stop_watching = watch_for_others(self.inner)
+        self._stop_watching = warn_of_other_optimizers(self.inner)
         if self._wrapped is not None:
-            self._speak = silence(self._wrapped, self)
+            self._resume_allreduce = suspend_allreduce(self._wrapped, self)
         self._link_bps = ranks.measure_link(self._peers) if known_bps is None else known_bps
 
     def _decide(self) -> None:
-        """Chooses, from the measurements of all ranks."""
+        """Chooses the exchange from the measurements of all ranks."""
         assert self._peers is not None
         clock = self._step_clock
         mine = _MEASURED.pack(clock.step_s, clock.uses_all, clock.scaled)
-        told = [_MEASURED.unpack(each) for each in ranks.gather(self._peers, mine)]
-        clock.uses_all = all(uses_all for _, uses_all, _ in told)
+        measured = [_MEASURED.unpack(each) for each in ranks.gather(self._peers, mine)]
+        clock.uses_all = all(uses_all for _, uses_all, _ in measured)
         trained = [each for group in self.param_groups for each in group["params"] if each.requires_grad]
-        least = ROUNDS[0] if any(scaled for _, _, scaled in told) else 1
-        slowest_s = max(seconds for seconds, _, _ in told)
+        least = ROUNDS[0] if any(scaled for _, _, scaled in measured) else 1
+        slowest_s = max(seconds for seconds, _, _ in measured)
         self._begin(choose(class_names(self.inner), slowest_s, self._link_bps, self._size, trained, least=least))
 
     def _begin(self, choice: Choice, state: Mapping[str, Any] | None = None) -> None:
-        """Begins the chosen exchange; local updates resume from a state of theirs, if there is one."""
+        """Begins the chosen exchange; local updates resume from `state`, if given."""
         measured, wrapped = self._kind == "measuring", self._wrapped
         self.choice = choice
-        self._speak()
+        self._resume_allreduce()
         if choice.kind == "local":
             design = self._asked.design(choice.name, None, {})
             given: dict[str, Any] = {"metrics": self._metrics, "resume": state, "settings": self._settings}
             self._local = join_group(self._model, self.inner, design, self._group, self._asked, **given)
         else:
-            self._stop_watching()  # gradients are averaged, whoever takes the step
+            self._stop_watching()  # averaged gradients serve any optimizer
             if choice.kind == "plain":
                 self._follow_rank_0()
             unused = {} if self._step_clock.uses_all else {"find_unused_parameters": True}
@@ -239,7 +246,7 @@ class AutoOptimizer(HeldOptimizer):
 
     def _measured_step(self, closure: Callable[[], Any] | None) -> Any:
         called: Any = self.inner  # untyped in torch
-        called._opt_called = True  # which a scheduler that was made for that one looks for
+        called._opt_called = True  # for a scheduler that was made for the inner optimizer
         clock = self._step_clock
         clock.scaled = clock.scaled or "found_inf" in self.__dict__
         return self._inner_step(closure)
@@ -253,13 +260,13 @@ class AutoOptimizer(HeldOptimizer):
         finally:
             for name in asked:
                 del theirs[name]
-        if optimizer.rank == 0 and (told := self._watch.step_ended(optimizer)):
-            caution(told)
+        if optimizer.rank == 0 and (warning := self._watch.step_ended(optimizer)):
+            caution(warning)
         return loss
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler calls steps with overflows too, which ranks would count differently without."""
+        """Whether a GradScaler calls `step` on overflows, too; otherwise ranks would count different steps."""
         return self._kind in ("measuring", "local")
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -267,14 +274,14 @@ class AutoOptimizer(HeldOptimizer):
         return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
     def sync(self) -> None:
-        """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
+        """Waits for all updates up to the last step and applies them: call it before evaluating or saving the model."""
         if self._local is not None:
             self._local.sync()
 
     def flush(self) -> None:
-        """Exchanges what waits, after which all ranks have the same weights and buffers; all call it after one step.
+        """Exchanges pending updates: all ranks then have the same weights and buffers. All call it after the same step.
 
-        While steps are measured all ranks take rank 0's weights and moments.
+        While steps are measured, all ranks copy rank 0's weights and moments.
         """
         if self._local is not None:
             self._local.flush()
@@ -285,7 +292,7 @@ class AutoOptimizer(HeldOptimizer):
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """Inside the block the model has the parameters that all ranks share, while steps are measured its own."""
+        """Inside the block the model has the parameters that all ranks share; its own while steps are measured."""
         with nullcontext() if self._local is None else self._local.shared_weights():
             yield
 
@@ -300,7 +307,7 @@ class AutoOptimizer(HeldOptimizer):
         return self.choice.name
 
     def traffic(self) -> dict[str, float]:
-        """Returns this rank's sums so far, of coded gradients or local updates; none of a plain all-reduce."""
+        """Returns this rank's sums so far, of coded gradients or local updates; empty for a plain all-reduce."""
         if self._local is not None:
             return self._local.traffic()
         return {} if self._coded is None else sent_and_received(self._coded.counters())
@@ -317,7 +324,7 @@ class AutoOptimizer(HeldOptimizer):
         self.closed = True
         self._stop_watching()
         if self._kind == "measuring":
-            self._speak()
+            self._resume_allreduce()
         if self._replicas is not None:
             self._replicas.close()
         for each in self._metrics if self.exchange is None else [self.exchange]:
@@ -330,7 +337,7 @@ class AutoOptimizer(HeldOptimizer):
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Looks up methods that local updates alone have, such as `outer_groups`, where they were chosen."""
+        """Looks up attributes of local updates, such as `outer_groups`, if those were chosen."""
         if not name.startswith("_") and self.__dict__.get("_local") is not None:
             return getattr(self._local, name)
         raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
@@ -338,10 +345,10 @@ class AutoOptimizer(HeldOptimizer):
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the user's optimizer's state, which that optimizer can load too, and the choice beside it.
+        """Returns the state of the user's optimizer, which that optimizer can load too, with the choice added.
 
-        Together with the model's own, taken at the same time on every rank, `tw.distribute(…, resume=state)` resumes
-        bit for bit, and measures nothing again.
+        With this state and the model's, taken at the same time on every rank, `tw.distribute(…, resume=state)` resumes
+        bit for bit, without new measurements.
         """
         exchange = None if self.exchange is None else self.exchange.state_dict()
         own = self.inner.state_dict() if exchange is None or self._local is None else exchange.pop("inner")
@@ -363,7 +370,7 @@ class AutoOptimizer(HeldOptimizer):
         """Resumes from the `state_dict()` of this rank; all ranks call it together.
 
         Raises:
-            ConfigError: it is of another optimizer, rank or choice.
+            ConfigError: the state is of another optimizer, rank or choice.
         """
         state = check_state(state_dict, self.inner, self._rank)
         inner = {key: value for key, value in state_dict.items() if key != KEY}
@@ -380,16 +387,16 @@ class AutoOptimizer(HeldOptimizer):
                 self._begin(Choice(kind=kind, name=state.name, why=state.why), local)
             elif self.exchange is not None:
                 self.exchange.load_state_dict(local or exchange)
-        # The time between saving and resuming counts for no step.
+        # The time between saving and resuming belongs to no step.
         self._step_clock = StepClock(seconds=list(state.seconds), uses_all=state.uses_all, scaled=state.scaled)
         self._link_bps, self._steps = state.link_bps, state.taken
         self._follow()
 
     @property
     def clock(self) -> int:
-        """The number by which `KeptSteps` finds a state: the steps taken so far."""
+        """The steps taken so far, by which `KeptSteps` identifies a state."""
         return self._steps
 
 
 def _nothing() -> None:
-    """Ends nothing, as nothing has begun."""
+    """Does nothing."""

@@ -13,8 +13,8 @@ from thinwire.hooks.report import Report
 from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
 
 
-class Trains(Protocol):
-    """Who takes the steps."""
+class StepCounter(Protocol):
+    """Counts a worker's steps and exchanges."""
 
     @property
     def iteration(self) -> int:
@@ -22,23 +22,25 @@ class Trains(Protocol):
 
     @property
     def clock(self) -> int:
-        """Exchanges that have begun."""
+        """Exchanges begun."""
 
     @property
     def delay(self) -> int:
-        """Steps that are taken while an exchange is under way."""
+        """Steps taken while an exchange is under way."""
 
 
 class TrainingCosts:
-    """Sums over the steps that a worker takes from `begin` on, and the clock beside them.
+    """Sums of a worker's traffic and time from `begin` on.
 
     Args:
-        worker: takes the steps.
+        worker: counts the steps.
         counted: returns bytes, values and seconds so far.
-        uncompressed_nbytes: of an exchange each way, if nothing were coded.
+        uncompressed_nbytes: of an uncompressed exchange each way.
     """
 
-    def __init__(self, worker: Trains, counted: Callable[[], Mapping[str, float]], uncompressed_nbytes: int) -> None:
+    def __init__(
+        self, worker: StepCounter, counted: Callable[[], Mapping[str, float]], uncompressed_nbytes: int
+    ) -> None:
         self._worker, self._counted, self._uncompressed_nbytes = worker, counted, uncompressed_nbytes
         self._warm_up = WarmUp()
         self._first_step, self._clock = worker.iteration, worker.clock
@@ -46,43 +48,43 @@ class TrainingCosts:
         self._before = dict[str, float]()
         """The sums before the first step."""
         self._ends: list[int] = []
-        """After how many steps each of the first exchanges has been answered."""
+        """The numbers of steps after which each of the first exchanges is answered."""
         self._after: list[tuple[int, dict[str, float]]] = []
-        """Those steps, and the sums as they were then."""
+        """Each of those numbers, with the sums at that step."""
         self._newest = 0
-        """After how many steps the newest exchange began."""
+        """The number of steps before the newest exchange began."""
 
     def begin(self) -> None:
-        """Says that the worker has joined: the first step to be counted is the next."""
+        """Starts counting with the next step: the worker has joined."""
         self._first_step, self._clock = self._worker.iteration, self._worker.clock
         self._began = time.perf_counter()
         self._joining = {name: value for name, value in self._counted().items() if name.endswith("_seconds")}
         self._before = self.traffic()
 
-    def pass_over(self, steps: int) -> None:
-        """Leaves out steps that the worker was carried past, with a state of other steps."""
+    def skip_steps(self, steps: int) -> None:
+        """Excludes steps that the worker did not take, because it loaded a state of a later step."""
         self._first_step += steps
 
     def note_step(self) -> None:
-        """Notes what the first steps and exchanges cost, in which everything starts; called after every step."""
+        """Records the costs of the first steps and exchanges, which include start-up; called after every step."""
         taken = self._worker.iteration - self._first_step
         if not self._warm_up.over:
             self._warm_up.note(taken, self._sums())
         if self._worker.clock != self._clock:
             self._clock, self._newest = self._worker.clock, taken
             if len(self._ends) < WARM_UP_EXCHANGES:
-                self._ends.append(taken + self._worker.delay + 1)  # the answer is taken in the step after those
+                self._ends.append(taken + self._worker.delay + 1)  # the step after the delay applies the answer
         if len(self._after) < len(self._ends) and taken >= self._ends[len(self._after)]:
             self._after.append((taken, self._sums()))
 
     def traffic(self) -> dict[str, float]:
         """See `DistributedOptimizer.traffic`."""
         counted = self._counted()
-        # Whoever joined first has waited for the others, which is no part of the training.
+        # A worker that joins early waits for the others; that time is not training.
         return {**counted, **{name: counted[name] - seconds for name, seconds in self._joining.items()}}
 
     def totals(self) -> dict[str, Any]:
-        """Returns what all steps so far have sent and received, and what they would have uncompressed."""
+        """Returns the bytes that all steps so far have sent and received, and their uncompressed size."""
         taken, sums = self._worker.iteration - self._first_step, self._sums()
         return {
             "taken": taken,
@@ -94,7 +96,7 @@ class TrainingCosts:
         """See `DistributedOptimizer.report`."""
         taken, sums = self._worker.iteration - self._first_step, self._sums()
         warm_up, since = self._warm_up.split(taken, sums)
-        # Means need an exchange, of which another one has to be left.
+        # Leaves out the first exchanges, as long as a later one remains for the means.
         apart = [each for each in self._after if each[0] < self._newest]
         if apart and apart[-1][0] > warm_up:
             warm_up, before = apart[-1]
@@ -122,13 +124,13 @@ class TrainingCosts:
         )
 
     def _sums(self) -> dict[str, float]:
-        """Returns the sums and the seconds since the worker has joined."""
+        """Returns the sums and the seconds since the worker joined."""
         counted = {name: value - self._before.get(name, 0) for name, value in self.traffic().items()}
         return {**counted, "seconds": time.perf_counter() - self._began}
 
 
 def sent_and_received(sums: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sums of a `CollectiveDriver` by the names that a worker's have: push is sent, pull received."""
+    """Returns the sums of a `CollectiveDriver` under a worker's names: push for sent, pull for received."""
     return {
         **{f"{name}_seconds": sums.get(f"{name}_seconds", 0.0) for name in ("encode", "decode", "wait")},
         **{f"{name}_bytes_push": sums.get(f"{name}_bytes", 0) for name in ("payload", "wire")},

@@ -1,8 +1,8 @@
 """`tw.distribute`: an unmodified model and optimizer, trained through a parameter server.
 
 The wrapped optimizer keeps its interface; its arithmetic runs on the server. A parameter's gradient is encoded and
-pushed as soon as the backward pass has produced it; a layer's delta is waited for and applied when the forward
-pass first reaches that layer (3LC §4.1, "incremental pull"). So communication runs while the model computes.
+pushed as soon as the backward pass has produced it; the forward pass waits for a layer's delta and applies it when it
+first reaches that layer (3LC §4.1, "incremental pull"). Thus communication runs while the model computes.
 """
 
 from __future__ import annotations
@@ -58,56 +58,56 @@ def distribute(
     """Joins a training and returns an optimizer to use in place of `optimizer`.
 
     In a script under torchrun `tw.distribute(model, optimizer)` is enough: all ranks train together, and thinwire
-    chooses what they exchange (`AutoOptimizer` says how).
+    chooses the exchange; see `AutoOptimizer`.
 
-    Every worker calls it with the same model and the same arguments but `rank`. Worker 0's trained weights become
-    everybody's; frozen ones are not sent, and must be the same from the beginning. The optimizer's class and options
-    are sent to the server, which runs it; the learning rate is read from `param_groups` at every step, so any
-    scheduler works.
+    Every worker calls it with the same model and the same arguments, except `rank`. All workers copy worker 0's trained
+    weights; frozen ones are not sent, and must be equal from the beginning. The optimizer's class and options are sent
+    to the server, which runs it; the learning rate is read from `param_groups` at every step, so any scheduler works.
 
     Args:
-        model: any module; with local updates in a group, one that a framework has wrapped in DistributedDataParallel,
-            too, which then sends no gradients. Its parameters may be of any floating dtype, on any device. What is
-            shared is float32: values of float64 are rounded to it, the initial ones too.
+        model: any module; with local updates in a group, also one that a framework has wrapped in
+            DistributedDataParallel, which then sends no gradients. Its parameters may be of any floating dtype, on any
+            device. The shared weights are float32: float64 values are rounded, the initial ones too.
         optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
-            or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
+            or a list of several that share no parameter, as Muon for matrices and AdamW for the rest.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
         group: in place of `server`, `rank` and `workers`: the ranks of this process group average among themselves.
             Gradients that a design codes are averaged within the backward pass, as by `ddp.compress`, and the user's
             optimizer takes the step. By default, and without `server`, the group of all ranks.
-        rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
-        workers: how many workers begin the training; without this and `rank` one trains alone.
-        design: a complete configuration, as in `"terngrad"`; the arguments below override what is not of its codecs.
-            `"auto"`, the default in a group where no codec is given, chooses by the optimizer and the link, and takes
-            no argument that it decides.
+        rank: this worker's number, 0 … workers − 1; larger for a worker that joins an elastic server
+            (`--min-workers`) in addition.
+        workers: number of workers that begin the training; without this and `rank` one trains alone.
+        design: a complete configuration, as in `"terngrad"`; the arguments below override all but its codecs.
+            `"auto"`, the default in a group without a codec, chooses by the optimizer and the link, and refuses
+            arguments that it chooses itself.
         codec: of the pushes, in place of a design; an id with its options, or a codec; with servers by default `"3lc"`.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
-        placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
-        metrics: take a record of every table at every step, in a group at every exchange; closed with the optimizer,
-            and where this worker cannot join, so that their files and ports are free when it joins again.
-        resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
-            were started with their checkpoints of the same step. In a group every rank resumes from its own, all of
-            one step. Or several states to go on from (`hooks.resuming`), as `KeptSteps` has them: all workers and
-            shards agree on the newest that everybody has.
-        settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
-            has another value is refused, and the message names it. The seed is always compared, and at the start of
-            a training the values of frozen parameters.
+        placement: the shard of each tensor, as in `"uniform"`; by default largest first onto the least loaded.
+        metrics: receive a record of every table at every step, in a group at every exchange; closed with the optimizer,
+            and if this worker cannot join, so that their files and ports are free when it tries again.
+        resume: the result of `opt.state_dict()` after `opt.sync()`; the model has the weights of the same step, and
+            the shards were started with their checkpoints of that step. In a group every rank resumes from its own
+            state, all of one step. Or several states (`hooks.resuming`), as in `KeptSteps`: all workers and shards
+            agree on the newest step that all of them have.
+        settings: further values that must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a
+            worker with another value is refused, and the message names it. The seed is always compared, and at the
+            start of a training the values of frozen parameters.
         **options: those of the codec, such as `sparsity=1.0`, and those of `TrainingOptions`, such as `overlap=False`
             or `credentials=…`: `help(thinwire.hooks.distribute.TrainingOptions)` describes them.
 
     Returns:
         With servers a `DistributedOptimizer`; in a group a `GroupOptimizer` for a design of local updates, else an
-        `AutoOptimizer`, which has `chosen`. All have what the example uses.
+        `AutoOptimizer`, which has `chosen`. All have the methods of the example.
 
     Raises:
-        ConfigError: arguments that cannot be; a design that exchanges once an epoch; a model that another optimizer of
-            ours trains, which is not closed.
+        ConfigError: invalid arguments; a design that exchanges once an epoch; a model that an earlier result of
+            `tw.distribute` still trains.
         DeadlineError: no server at that address.
-        TransportError: the server does not let this worker in.
+        TransportError: the server does not admit this worker.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
 
     Example:
-        A server of this process stands for `server="grpc://10.0.0.1:7070"`:
+        A server in this process replaces `server="grpc://10.0.0.1:7070"`:
 
         >>> from thinwire.runtime.serving import serving
         >>> from thinwire.server.core import ServerCore
@@ -167,7 +167,7 @@ def distribute(
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group, or that of all ranks. Raises ConfigError where there is none."""
+    """Returns the group, or that of all ranks. Raises ConfigError if there is none."""
     found = group or (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None)
     if found is None:
         raise ConfigError(
@@ -181,10 +181,10 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def _place(
     rank: int | None, workers: int | None, *, server: object, group: dist.ProcessGroup | None
 ) -> tuple[int, int]:
-    """Which of how many workers this is; a group says that by itself, later.
+    """Returns the worker's rank and the number of workers; 0 and 1 with a group, which knows its own.
 
     Raises:
-        ConfigError: one is said without the other, or cannot be, or both servers and a group are given.
+        ConfigError: one without the other, an invalid number, or both servers and a group.
     """
     if group is not None and any(each is not None for each in (server, rank, workers)):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How a worker's part in a training ends: what others are told of a failure here, and a goodbye that was forgotten."""
+"""Ends a worker's part in a training: reports its failure, and leaves at exit if the script did not."""
 
 from __future__ import annotations
 
@@ -10,58 +10,57 @@ from typing import Protocol
 
 from thinwire.cautions import caution
 
-MOST_FAILURE = 500
-"""Characters of what the others are told of a failure here."""
+MAX_FAILURE_CHARS = 500
+"""Limit on the report of a failure to the other workers."""
 FAILED_S = 5.0
-"""Where an exception ends a training here, how long shards may take to let this worker go, in seconds: a person waits
-to read what went wrong."""
+"""How long shards may take to release a worker that an exception ends, in seconds: a person waits for the message."""
 
 
 class Leaving(Protocol):
     """A worker's part in a training."""
 
     def leave_soon(self, failure: str) -> None:
-        """Leaves within `FAILED_S`; `failure` is what went wrong, if anything did."""
+        """Leaves within `FAILED_S`; `failure` is the reason, empty without a failure."""
 
 
 _here: list[Leaving] = []
-"""Who has joined and not left. They are held: a script's `main` may have returned, and its optimizer with it."""
+"""Parts that joined and have not left. The list keeps them alive after a script's `main` has returned."""
 
 
 def failure_text(error: BaseException) -> str:
-    """Returns what the others are told.
+    """Returns the report of a failure to the other workers.
 
     >>> failure_text(ValueError("no such file"))
     'ValueError: no such file'
     """
-    text = f"{type(error).__name__}: {error}"[:MOST_FAILURE].rstrip(": ")
-    return text.encode("utf-8", "replace").decode()  # a file's name may hold half a character
+    text = f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARS].rstrip(": ")
+    return text.encode("utf-8", "replace").decode()  # a file's name may contain half a character
 
 
 def joined(part: Leaving) -> None:
-    """Has a part that is not left when the process ends say goodbye: the server would wait for it to return."""
+    """Registers a part, which leaves when the process ends: the server would wait for it otherwise."""
     _here.append(part)
 
 
 def left(part: Leaving) -> None:
-    """Says that a part was left."""
+    """Removes a part that has left."""
     with suppress(ValueError):
         _here.remove(part)
 
 
-def _say_goodbye() -> None:
-    # What ended the script, where an exception did; at a prompt it may be of long ago.
+def _leave_all() -> None:
+    # The exception that ended the script, if any; at a prompt it may be an old one.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    forgotten = tuple(_here)
-    for part in forgotten:
-        with suppress(Exception):  # the others are to be left as well
+    remaining = tuple(_here)
+    for part in remaining:
+        with suppress(Exception):  # the next part must leave, too
             part.leave_soon("" if error is None else failure_text(error))
-    if forgotten and error is None:
+    if remaining and error is None:
         caution(
-            "this process ends and has not left its training, and says goodbye now: close() of what tw.distribute "
-            "returned does that at once, or `with opt:` around the loop"
+            "this process ends and has not left its training, and leaves it now: call close() on the optimizer that "
+            "tw.distribute returned, or write `with opt:` around the loop"
         )
 
 
-atexit.register(_say_goodbye)
-os.register_at_fork(after_in_child=_here.clear)  # a child takes part in nothing
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_here.clear)  # a child process belongs to no training

@@ -23,19 +23,19 @@ class WrappedModel:
     """The exchange of a model that a framework trains.
 
     Args:
-        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses what is exchanged, as
-            `tw.distribute(model, optimizer)` does where there is one optimizer: of SGD, and of what FSDP2 has sharded,
-            gradients by `"auto"`; of adaptive optimizers, AdamW too, local updates or a plain all-reduce. A training
-            that resumes chooses anew, and with local updates from rank 0's weights and moments.
+        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses the exchange, as
+            `tw.distribute(model, optimizer)` does with one optimizer: for SGD, and for models that FSDP2 has sharded,
+            gradients by `"auto"`; for adaptive optimizers such as AdamW, local updates or a plain all-reduce. A
+            training that resumes chooses anew, and with local updates from rank 0's weights and moments.
         telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
             tenth step, and the losses that the framework logs.
-        options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`. With float16
-            the framework's GradScaler is given by itself, with `nonfinite="skip"`.
+        options: of the same functions, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`.
+            With float16 the callback passes the framework's GradScaler, with `nonfinite="skip"`.
 
     Attributes:
-        state: what `ddp.compress` or `fsdp.compress` returned, once the training has begun: print
+        state: the result of `ddp.compress` or `fsdp.compress`, once the training has begun: print
             `ddp.report(callback.state)`, or `fsdp.report`.
-        optimizer: what `tw.distribute` returned in its place; its `report()` says what was chosen, and sent.
+        optimizer: the result of `tw.distribute`, if that was called; its `report()` shows the choice and its traffic.
     """
 
     def __init__(self, codec: str | Codec | None, telemetry: str | Path | None, options: dict[str, Any]) -> None:
@@ -45,16 +45,16 @@ class WrappedModel:
         self._model: weakref.ref[nn.Module] | None = None
 
     def _has_hook(self, model: nn.Module) -> bool:
-        """Whether the state is of this wrapper, and not of an earlier one."""
+        """Whether the state belongs to this wrapper, and not to an earlier one."""
         return self.state is not None and self._model is not None and self._model() is model
 
     def _compress(self, model: nn.Module, scaler: Any) -> ExchangeState:
         """Puts the hook on a model that the framework has wrapped.
 
         Args:
-            model: as the framework trains it.
-            scaler: the framework's GradScaler for float16, None where it has none. It finds its scale by steps that
-                overflow, which have to be skipped; whoever names `scaler` or `nonfinite` has decided.
+            model: the module that the framework trains.
+            scaler: the framework's GradScaler for float16, or None. It finds its scale by steps that overflow, which
+                must be skipped, unless the user's options name `scaler` or `nonfinite`.
         """
         options = self._options
         if scaler is not None and "scaler" not in options and "nonfinite" not in options:
@@ -67,19 +67,19 @@ class WrappedModel:
         return self.state
 
     def _distributes(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `tw.distribute` is to train the model, in place of a hook that codes gradients."""
+        """Whether `tw.distribute` trains the model, and not a hook that codes gradients."""
         return self._codec is None and not is_sharded(model) and adapts(optimizer)
 
     def _distribute(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> AutoOptimizer:
-        """Returns what takes the place of an optimizer, without the framework's wrapper."""
+        """Returns the replacement of an optimizer, without the framework's wrapper."""
         metrics = () if self._telemetry is None else (JsonLines(self._telemetry),)
         made = distribute(model, optimizer, metrics=metrics, **self._options)
         assert isinstance(made, AutoOptimizer)
         self.optimizer = made
         return made
 
-    def _give_back(self) -> torch.optim.Optimizer | None:
-        """Gives all ranks the same weights, and returns the framework's own optimizer; None where it kept that."""
+    def _end_distribution(self) -> torch.optim.Optimizer | None:
+        """Gives all ranks the same weights, and returns the framework's optimizer; None if it was not replaced."""
         if self.optimizer is None or self.optimizer.closed:
             return None
         self.optimizer.flush()

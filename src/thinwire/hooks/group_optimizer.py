@@ -1,4 +1,4 @@
-"""The optimizer of a rank whose group exchanges local updates: averages among the ranks, over a collective exchange."""
+"""The optimizer of a rank in a group that exchanges local updates: the ranks average over a collective exchange."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from thinwire.telemetry import Counters
 
 
 class GroupOptimizer(LocalOptimizer):
-    """A `LocalOptimizer` whose changes are averaged over the ranks. All ranks write the same rates.
+    """A `LocalOptimizer` that averages its changes over the ranks. All ranks set the same learning rates.
 
     Args:
         model: the user's.
         optimizer: the user's.
         design: of local updates.
         exchange: with the other ranks.
-        shared: the parameters that all ranks have in common.
+        shared: the parameters that all ranks share.
         outer_groups: the outer optimizer's parameter groups.
 
     Attributes:
-        exchange: residuals and the way to the other ranks.
-        reducer: the same, as rounds ask for it.
+        exchange: residuals and connections to the other ranks.
+        reducer: the exchange as local rounds use it.
     """
 
     closed = began_late = False
@@ -69,12 +69,12 @@ class GroupOptimizer(LocalOptimizer):
             of_senders=of_senders,
             workers=exchange.world_size,
         )
-        self._fixed = [_without_rate(group) for group in outer_groups]
+        self._fixed = [_without_learning_rate(group) for group in outer_groups]
         self._counters = Counters()
         self._places = ModelPlaces(model, shared.tensors, self.leave)
         self._own_buffers = OwnBuffers(model, shared.tensors)
         self._has_buffers = any(True for _ in model.buffers())
-        # What a rank sends and averages of the parameters, as in a ring.
+        # A rank sends and receives as many bytes as in a ring.
         nbytes, world = sum(each.shown.nbytes for each in shared.tensors if each.group == 0), exchange.world_size
         self._costs = TrainingCosts(rounds.timetable, self._counted, 2 * nbytes * (world - 1) // world)
         exchange.driver.close_with(self)
@@ -94,7 +94,7 @@ class GroupOptimizer(LocalOptimizer):
         self._run(self._rounds.wait(self._rounds.timetable.every))
 
     def flush(self) -> None:
-        """Ends the round under way, early if need be, and exchanges the residuals as often as `settle` says.
+        """Ends the round under way, early if necessary, and exchanges the residuals, `settle` times.
 
         All ranks call it after the same step; they then have the same parameters, the shared ones, and buffers.
         """
@@ -104,7 +104,7 @@ class GroupOptimizer(LocalOptimizer):
             self._own_buffers.follow_rank_0(self.exchange.everyone)
 
     def no_sync(self) -> nullcontext[None]:
-        """Backward passes accumulate gradients in any case: a step takes their sum."""
+        """Has no effect: backward passes always accumulate gradients, and a step uses their sum."""
         return nullcontext()
 
     @property
@@ -113,11 +113,11 @@ class GroupOptimizer(LocalOptimizer):
         return self.exchange.rank
 
     def announce_checkpoints(self, _steps: Collection[int]) -> int | None:
-        """Does nothing: every rank's state is whole."""
+        """Has no effect: every rank's state is complete."""
         return None
 
     def _end(self, error: BaseException | None) -> None:
-        """Where all is well, ends the round under way as `flush` does, and leaves; all ranks do."""
+        """Without an error, ends the round under way as `flush` does, and leaves; all ranks call it."""
         if self.closed:
             return
         driver = self.exchange.driver
@@ -125,13 +125,13 @@ class GroupOptimizer(LocalOptimizer):
             if error is None and driver.failure is None:
                 self.flush()
                 leave(driver.peers, FAREWELL)
-            elif not (error is None or isinstance(error, SessionLostError)):  # with which all ranks leave
+            elif not (error is None or isinstance(error, SessionLostError)):  # a lost session ends all ranks
                 driver.give_up(error)
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the training here, whatever the other ranks do."""
+        """Ends the training on this rank, without waiting for the others."""
         self.closed = True
         self._forgotten.detach()
         self._places.leave()
@@ -141,9 +141,9 @@ class GroupOptimizer(LocalOptimizer):
     def _check_step(self) -> None:
         if self.closed:
             raise ConfigError("this optimizer is closed: its training is over")
-        if self._fixed != [_without_rate(group) for group in self.outer_groups]:
+        if self._fixed != [_without_learning_rate(group) for group in self.outer_groups]:
             raise ConfigError(
-                "of outer_groups the rate alone may change; another momentum is the design's, as in "
+                "in outer_groups only the learning rate may change; the design sets the momentum, as in "
                 "'diloco[outer_momentum=0.8]'"
             )
         super()._check_step()
@@ -151,13 +151,13 @@ class GroupOptimizer(LocalOptimizer):
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's residuals, the shared parameters and both optimizers' states; it waits for exchanges.
+        """Waits for exchanges; returns this rank's residuals, the shared parameters and both optimizers' states.
 
-        Together with the model's own `state_dict`, taken at the same time, it resumes bit for bit, in the middle of H
-        inner steps too. Every rank saves its own.
+        With this state and the model's, taken at the same time, training resumes bit for bit, even in the middle of a
+        round. Every rank saves its own.
 
         Raises:
-            ConfigError: the model has its shared weights for now, from which this rank's own do not go on.
+            ConfigError: inside `with opt.shared_weights():` the model lacks this rank's own weights.
         """
         self._begin_state()
         if not self.closed:
@@ -175,17 +175,17 @@ class GroupOptimizer(LocalOptimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned on this rank; all ranks call it, each with its own.
+        """Restores the `state_dict()` of this rank; all ranks call it, each with its own.
 
         Raises:
-            ConfigError: it is of another optimizer, rank or design, or a parameter of this model is missing in it.
+            ConfigError: the state is of another optimizer, rank or design, or lacks a parameter of this model.
         """
         self._check_local_state(state_dict, ["ranks", "residuals", "shared", "outer", "begun"])
         of, here = (state_dict["rank"], state_dict["ranks"]), (self.rank, self.exchange.world_size)
         if of != here:
             raise ConfigError(
-                f"the state is of rank {of[0]} of {of[1]}, and this is rank {here[0]} of {here[1]}: every rank saves a "
-                "state of its own, and goes on with that"
+                f"the state is of rank {of[0]} of {of[1]}, and this is rank {here[0]} of {here[1]}: every rank saves "
+                "its own state, and resumes from that"
             )
         self._rounds.check_state(state_dict["position"])
         self.exchange.core.residuals.check_state(state_dict["residuals"])
@@ -195,11 +195,11 @@ class GroupOptimizer(LocalOptimizer):
         self.reducer.load_state_dict(state_dict)
         self.exchange.core.residuals.load_state_dict(state_dict["residuals"])
         self._rounds.load_state_dict(state_dict["position"])
-        self._costs.pass_over(self.steps_done - self.exchange.step)
+        self._costs.skip_steps(self.steps_done - self.exchange.step)
         self.exchange.step = self.steps_done
         self._load_local_state(state_dict)
 
-    # ---- what it measured
+    # ---- measurements
 
     def _run(self, procedure: Procedure[None]) -> None:
         with self._timed():
@@ -226,11 +226,11 @@ class GroupOptimizer(LocalOptimizer):
         self.exchange.record_scores(loss=loss, accuracy=accuracy)
 
     def residual_ratios(self) -> dict[str, float]:
-        """Returns, per tensor, ‖residual‖ in units of the norm of its last average: how many exchanges are waiting."""
+        """Returns, per tensor, ‖residual‖ over the norm of its last average: the number of exchanges withheld."""
         kept = self.exchange.core.residuals.state_dict()["residuals"]
         units = {each.name: float(each.change.norm()) for each in self._rounds.shared.tensors}
         return {name: float(kept[name].norm()) / units[name] if units[name] else 0.0 for name in kept if name in units}
 
 
-def _without_rate(group: Mapping[str, Any]) -> dict[str, Any]:
+def _without_learning_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}

@@ -1,4 +1,4 @@
-"""A design of local updates among the ranks of a group, which average them over gloo."""
+"""Joins the ranks of a group in a training with local updates, which they average over gloo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire.hooks.exchange.saved import row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.planning import check_inner, exchanged_buffers, frozen, trained
-from thinwire.hooks.quiet_ddp import check_quiet, disable_ddp_allreduce, reducing
+from thinwire.hooks.quiet_ddp import check_wrapper, disable_ddp_allreduce, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.hooks.training_options import TrainingOptions
 from thinwire.local.parameters import LocalTensor, SharedParameters, move
@@ -38,15 +38,15 @@ _TOGETHER = {
     "wanted": "all ranks must call tw.distribute with the same model and arguments",
 }
 _REFUSED = "one that cannot be taken"
-"""How a rank's word on its state begins, where it is refused."""
+"""The beginning of a rank's description of its state, if it cannot load the state."""
 
 
 def check_ranks_can(design: Design, **given: object) -> None:
-    """Raises ConfigError where a design has a part that servers alone do.
+    """Raises ConfigError if a design needs servers.
 
     Args:
         design: of the training.
-        **given: arguments that servers alone know, None where they were not given.
+        **given: arguments that need servers; None means not given.
     """
     needs = [f"{name}=…" for name, value in given.items() if value is not None]
     if design.local is None and consistency(design.consistency).id != "bsp":
@@ -79,19 +79,19 @@ def join_group(
     settings: Settings,
     resume: Mapping[str, Any] | Resumable | None,
 ) -> GroupOptimizer:
-    """Returns what trains a model with local updates; all ranks call it. The arguments are those of `tw.distribute`."""
+    """Returns the optimizer that trains a model with local updates; all ranks call it, as they do `tw.distribute`."""
     if dist.get_rank(group) < 0:
         raise ConfigError("this process is not in the group that it was given")
     wrapped = reducing(model, group)
     if wrapped is not None:
-        check_quiet(model, wrapped, group, design)
+        check_wrapper(model, wrapped, group, design)
         model = wrapped.module
     state = load_agreed(resume, group)
     exchange = ExchangeOptions(measure_link=False, **asked.of_ranks(design))
     try:
         opt = _local(model, optimizer, design, group, exchange, resume=resume, state=state, settings=settings)
     except BaseException:
-        for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
+        for each in metrics:  # there is no optimizer to close them, and a script that tries again opens them anew
             with suppress(Exception):
                 each.close()
         raise
@@ -150,10 +150,10 @@ def _tensors(
     asked: ExchangeOptions,
     buffers: Collection[str] | None,
 ) -> tuple[list[LocalTensor], list[TrainedTensor]]:
-    """Returns the model's tensors, and as what they travel.
+    """Returns the model's tensors, and the tensors that are sent for them.
 
-    Floating-point buffers of the model's state are averaged uncompressed, in the exchange that ends a round; all other
-    buffers are each rank's own. Tensors in bfloat16 of a fragment share a frame.
+    Floating-point buffers of the model's state are averaged uncompressed, in the exchange that ends a round; each rank
+    keeps its other buffers. Tensors in bfloat16 of a fragment share a frame.
     """
     assert design.local is not None
     parameters = [(name, each) for name, each in trained(model, optimizer) if each.numel()]
@@ -189,10 +189,10 @@ def _tensors(
 
 
 def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, state: Mapping[str, Any] | None) -> None:
-    """Goes on from a state of every rank, or from rank 0's parameters and buffers.
+    """Resumes from a state of every rank, or begins with rank 0's parameters and buffers.
 
     Raises:
-        ConfigError: on all ranks, where one has another rank's state, one of another exchange, none or a damaged one.
+        ConfigError: on all ranks, if one has no state, a damaged one, or one of another rank or exchange.
     """
     mine = "none" if state is None else _load(opt, state)
     said = [each.decode() for each in ranks.gather(peers, mine.encode())]
@@ -215,7 +215,7 @@ def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, stat
 
 
 def _load(opt: GroupOptimizer, state: Mapping[str, Any]) -> str:
-    """Takes a state; returns a description of it for the other ranks, which wait for that: it raises nothing."""
+    """Loads a state; returns its description, or the error's, for the other ranks. It does not raise: they wait."""
     try:
         opt.load_state_dict(state)
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -1,8 +1,7 @@
-"""What a script may do after wrapping that ruins a compressed training, seen at the optimizer's steps.
+"""Detects, at optimizer steps, script errors after wrapping that ruin a compressed training.
 
-torch calls global hooks around every step of every optimizer. There the optimizer's class is known, and so are the
-parameters that it holds. A gradient that was exchanged and that no optimizer took is found when the next exchange
-begins.
+torch calls global hooks around every step of every optimizer. They see the optimizer's class and its parameters. A
+gradient that was exchanged and that no optimizer used is detected when the next exchange begins.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Place: TypeAlias = "tuple[weakref.ref[Any], str]"
 
 
 _watching: dict[int, StepGuard] = {}
-"""By id. Entries go at any moment, as wrappers become garbage: go over a copy."""
+"""Guards by id. Iterate over a copy: entries disappear at any moment, when wrappers are garbage-collected."""
 
 
 @cache
 def _watch() -> None:
-    """Has torch call all guards at every step, for good: a guard that left torch's list might do so while it calls."""
+    """Registers torch hooks that call all guards, and are never removed: torch may be iterating over them."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
@@ -47,7 +46,7 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
 
 
 class Gradients:
-    """The gradients of the compressed parameters: which of them a script has zeroed since the exchange before.
+    """The gradients of the compressed parameters, some of which a script may zero between exchanges.
 
     Args:
         places: of the parameters, by name.
@@ -57,19 +56,19 @@ class Gradients:
         self.places = places
 
     def follow(self) -> None:
-        """Says that from the next backward pass on each parameter is asked for by itself."""
+        """From the next backward pass on, `emptied` must be exact for each parameter."""
 
     def emptied(self, names: Collection[str]) -> set[str]:
-        """Returns those of these parameters whose gradients were zeroed before the backward pass under way."""
+        """Returns the names of parameters with gradients that were zeroed before the backward pass under way."""
         return {name for name in names if is_zeroed(parameter_at(self.places[name]))}
 
 
-class Untaken(NamedTuple):
-    """Compressed parameters whose gradients, as the exchange before left them, no optimizer has taken.
+class UnusedGradients(NamedTuple):
+    """Compressed parameters with gradients of the previous exchange that no optimizer used.
 
     Args:
-        discarded: were zeroed, after or in a step of another optimizer or of their own.
-        kept: are still there, and this exchange's are added to them.
+        discarded: parameters with gradients that were zeroed after or in an optimizer's step.
+        kept: parameters that still have their gradients, to which this exchange adds.
         seen: whether there were any when an optimizer stepped.
     """
 
@@ -79,24 +78,24 @@ class Untaken(NamedTuple):
 
 
 def places_of(model: nn.Module) -> dict[str, Place]:
-    """Returns where a model has its parameters, by name."""
+    """Returns the places of a model's parameters, by name."""
     found = {id(each): (weakref.ref(m), n) for m in model.modules() for n, each in m.named_parameters(recurse=False)}
     return {name: found[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 class StepGuard:
-    """Looks at every optimizer of a model's parameters when it steps. It keeps nothing alive.
+    """Checks every optimizer of a model's parameters when it steps. It keeps neither model nor optimizer alive.
 
     Args:
-        wrapper: the module that averages gradients; the watch ends with it, as another may train the model later.
-        gradients: those that are compressed.
-        reduced: all parameters whose gradients are averaged over the ranks.
-        left_out: parameters that were frozen when they were to be averaged, by name.
-        few_bits: the codec, where it is fixed and takes fewer than 8 bits a value; the guard warns of an adaptive
+        wrapper: the module that averages gradients; the guard ends with it, as another may train the model later.
+        gradients: of the compressed parameters.
+        reduced: all parameters with gradients that are averaged over the ranks.
+        left_out: parameters that were frozen at wrapping and are not averaged, by name.
+        few_bits: the codec, if it is fixed and needs fewer than 8 bits a value; the guard warns of an adaptive
             optimizer with it.
 
     Attributes:
-        optimizer: the kind that takes the gradients: 0 unknown yet, 1 SGD, 2 an adaptive one, be it one of several.
+        optimizer: the kind that uses the gradients: 0 unknown yet, 1 SGD, 2 adaptive, also as one of several.
     """
 
     def __init__(
@@ -112,59 +111,59 @@ class StepGuard:
         self._reduced, self._left_out = reduced, dict(left_out or {})
         self._held: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, frozenset[str]]] = WeakKeyDictionary()
         self.optimizer, self._few_bits = 0, few_bits
-        # Exchanged and not taken; those of them that were so when an optimizer stepped.
-        self._untaken, self._passed = set[str](), set[str]()
-        self._told = False
+        # Exchanged and not used; those of them that were unused when an optimizer stepped.
+        self._unused, self._unused_at_step = set[str](), set[str]()
+        self._warned = False
         self._skipped = 0
         _watch()
         _watching[id(self)] = self
         weakref.finalize(wrapper, self.close).atexit = False
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Removes the guard."""
         _watching.pop(id(self), None)
 
-    def begin_exchange(self, *, skipped: int) -> Untaken:
-        """Returns the gradients of the exchange before that no optimizer took; warns once where all were discarded.
+    def begin_exchange(self, *, skipped: int) -> UnusedGradients:
+        """Returns the previous exchange's gradients that no optimizer used; warns once if all were discarded.
 
-        Scripts without an optimizer of torch's are not judged, as their use of gradients is unknown. The gradients of a
-        pass may also have been added up by the script, where no optimizer has stepped since: that is warned of alone.
+        Scripts without a torch optimizer are not checked, because their use of gradients is unknown. If no optimizer
+        has stepped since, the script may have added up the gradients itself: this causes only the warning.
 
         Args:
-            skipped: steps skipped so far: gradients of a skipped step are for no optimizer.
+            skipped: steps skipped so far: no optimizer uses gradients of a skipped step.
         """
-        if skipped != self._skipped or not self._untaken:
+        if skipped != self._skipped or not self._unused:
             self.forget()
             self._skipped = skipped
-            return Untaken()
-        emptied = self._gradients.emptied(self._untaken)
-        untaken = Untaken(emptied & self._passed, self._untaken - emptied, bool(self._passed))
-        if emptied == self._untaken and not self._passed and self.optimizer and not self._told:
-            self._told = True
+            return UnusedGradients()
+        emptied = self._gradients.emptied(self._unused)
+        unused = UnusedGradients(emptied & self._unused_at_step, self._unused - emptied, bool(self._unused_at_step))
+        if emptied == self._unused and not self._unused_at_step and self.optimizer and not self._warned:
+            self._warned = True
             caution(
                 "a backward pass has exchanged gradients that no optimizer took before they were zeroed. The exchange "
                 "has spent a part of the residuals on them and left a part of them in the residuals, which later steps "
                 "apply: the training may diverge. Keep such a pass out of the exchange, as by `with model.no_sync():` "
                 "(DDP), model.set_requires_gradient_sync(False) (FSDP2), or requires_grad_(False) around it. A script "
-                "that has added them up by itself, or put others in their place, loses nothing, and may filter this "
-                "warning; docs/ddp.md, Gradients that nobody takes"
+                "that has added them up by itself, or replaced them, loses nothing, and may filter this warning: see "
+                "docs/ddp.md"
             )
         self.forget()
-        return untaken
+        return unused
 
     def exchanged(self) -> None:
-        """Says that the step under way is compressed, once `begin_exchange` was asked."""
-        self._untaken = set(self._compressed)
+        """Records that the step under way is compressed, after `begin_exchange`."""
+        self._unused = set(self._compressed)
 
     def forget(self) -> None:
-        """Says that no optimizer was to take the step before: a scaler has skipped it, or residuals were replaced."""
-        self._untaken, self._passed = set(), set()
+        """Forgets the previous step's gradients: a scaler has skipped it, or residuals were replaced."""
+        self._unused, self._unused_at_step = set(), set()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Looks at an optimizer that is about to step.
+        """Checks an optimizer that is about to step.
 
         Raises:
-            ConfigError: it cannot work with compressed gradients.
+            ConfigError: the optimizer cannot work with compressed gradients.
         """
         held = self._holds(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS) and held:
@@ -173,21 +172,21 @@ class StepGuard:
                 "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
                 "or AdamW, or train without compression"
             )
-        if held and self._untaken:  # also its own, until the step has ended: a closure may compute them anew
-            self._passed |= self._untaken
+        if held and self._unused:  # its own count until the step ends: a closure may compute them anew
+            self._unused_at_step |= self._unused
             if len(held) < len(self._compressed):
                 self._gradients.follow()
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes off an optimizer's parameters once it has stepped."""
-        if self._untaken:
+        """Marks an optimizer's gradients as used."""
+        if self._unused:
             held = self._holds(optimizer)
-            self._untaken, self._passed = self._untaken - held, self._passed - held
+            self._unused, self._unused_at_step = self._unused - held, self._unused_at_step - held
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> frozenset[str]:
-        """Returns the names of the compressed parameters of an optimizer; one that is new is looked at."""
+        """Returns the names of an optimizer's compressed parameters; checks an optimizer that is new."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         known, held = self._held.get(optimizer, (-1, frozenset[str]()))
         if known == count:
@@ -206,7 +205,7 @@ class StepGuard:
         found = {
             name: p for name, at in self._left_out.items() if (p := parameter_at(at)) is not None and p.grad is not None
         }
-        if found:  # of modules that several wrappers share, each parameter is for one of them to average
+        if found:  # another wrapper of the same module may average these
             others = {
                 id(parameter_at(at))
                 for guard in tuple(_watching.values())
@@ -229,13 +228,13 @@ def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def parameter_at(place: Place) -> torch.Tensor | None:
-    """Returns the parameter that is there now."""
+    """Returns the parameter that is at a place now."""
     holder, name = place
     found: torch.Tensor | None = getattr(holder(), name, None)
     return found
 
 
 def is_zeroed(parameter: torch.Tensor | None) -> bool:
-    """Returns whether a parameter has no gradient, or one of zeros."""
+    """Returns whether a parameter has no gradient, or only zeros."""
     gradient = None if parameter is None else parameter.grad
     return gradient is None or not getattr(gradient, "_local_tensor", gradient).any()

@@ -1,4 +1,4 @@
-"""What stands in the user's optimizer's place: it has that one's parameter groups, and takes its steps."""
+"""The base of optimizers that replace the user's: they share its parameter groups, and take its steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from thinwire.policies.local_updates import LocalUpdates
 
 
 class HeldOptimizer(torch.optim.Optimizer):
-    """The interface of the user's optimizer, which takes the steps, or lends its groups to whoever takes them.
+    """Has the interface of the user's optimizer, which takes the steps or provides its groups to a server's.
 
     Args:
-        optimizer: the user's. One list of parameter groups is both's, so that a scheduler made for either moves the
-            rate of both.
+        optimizer: the user's. Both share one list of parameter groups, so that a scheduler of either changes the
+            learning rate of both.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -31,7 +31,7 @@ class HeldOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self._inner, self._held = optimizer, num_held(optimizer)
         self._stepping = False
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+        with suppress(AttributeError):  # an optimizer that never called torch's __init__ has no hooks
             optimizer.register_load_state_dict_post_hook(self._follow)
         HeldOptimizer._follow(self)
         _keep_out_of_graphs(type(self))
@@ -46,12 +46,12 @@ class HeldOptimizer(torch.optim.Optimizer):
         rates = [float(group["lr"]) for group in self.param_groups]
         if updates.outer_lr is None and len(set(rates)) > 1:
             raise ConfigError(
-                "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
-                f"{rates}: give all groups one rate, or set outer_lr"
+                "with outer_lr=null the shared parameters move by the inner optimizer's learning rate, and its groups "
+                f"have {rates}: give all groups one learning rate, or set outer_lr"
             )
 
     def _unscale(self) -> None:
-        """Divides the gradients by a GradScaler's scale, where it asks for that."""
+        """Divides the gradients by a GradScaler's scale, if it has set one."""
         if (scale := getattr(self, "grad_scale", None)) is not None:
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -59,7 +59,7 @@ class HeldOptimizer(torch.optim.Optimizer):
                         parameter.grad.mul_(1 / float(scale))
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
+        """Takes the user's optimizer's step on unscaled gradients, unless a GradScaler found an overflow."""
         overflow = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
             return None
@@ -71,7 +71,7 @@ class HeldOptimizer(torch.optim.Optimizer):
             self._stepping = False
 
     def _follow(self, *_: Any) -> None:
-        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
+        """Puts the dicts that the inner optimizer creates when it loads a state into the list that schedulers hold."""
         groups = self.param_groups
         if groups is not self._inner.param_groups:
             groups[:], self._inner.param_groups = self._inner.param_groups, groups
@@ -85,7 +85,7 @@ class HeldOptimizer(torch.optim.Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: all tensors were told when the training began.
+        """Refuses the group: the tensors are fixed when the training begins.
 
         Raises:
             ConfigError: always, once the training has begun.
@@ -101,7 +101,7 @@ class HeldOptimizer(torch.optim.Optimizer):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refused: what is copied or pickled would take part in no training.
+        """Refuses copies and pickles, which would belong to no training.
 
         Raises:
             ConfigError: always.
@@ -113,9 +113,9 @@ class HeldOptimizer(torch.optim.Optimizer):
 
 
 class JoinedOptimizer(HeldOptimizer):
-    """A `HeldOptimizer` that has joined a training with others, until it is closed."""
+    """A `HeldOptimizer` that has joined a training with other workers, until it is closed."""
 
-    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
+    _step_supports_amp_scaling = True  # a GradScaler then announces itself, and calls `step` on overflows, too
     _costs: TrainingCosts
 
     def traffic(self) -> dict[str, float]:
@@ -123,11 +123,11 @@ class JoinedOptimizer(HeldOptimizer):
         return self._costs.traffic()
 
     def report(self) -> Report:
-        """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
+        """Returns the exchanges' costs so far, and the share of the time that was left for computing; print it."""
         return self._costs.report()
 
     def sync(self) -> None:
-        """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
+        """Waits for all updates up to the last step and applies them: call it before evaluating or saving the model."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -139,22 +139,25 @@ class JoinedOptimizer(HeldOptimizer):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the training here in good order; all workers call it. The model stays usable."""
+        """Ends the training without an error; all workers call it. The model stays usable."""
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        """Ends the training here: because of an error, or well, also where a part is lost and all go back."""
+        """Ends the training on this worker: because of an error, or without one.
+
+        A `SessionLostError`, after which all workers resume together, does not count as an error.
+        """
         raise NotImplementedError
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        well = isinstance(error, SystemExit) and not error.code  # at the end of a training that is no failure
-        self._end(None if well else error)
+        succeeded = isinstance(error, SystemExit) and not error.code  # exit code 0
+        self._end(None if succeeded else error)
 
 
 def _keep_out_of_graphs(kind: type) -> None:
-    """Has torch.compile, of a whole training step too, call a class's public methods as they are.
+    """Keeps torch.compile, also of a whole training step, from tracing into a class's public methods.
 
-    Torch's own constructor of an optimizer has put a wrapper around `step` by now, and has imported the compiler.
+    Torch's optimizer constructor, called before, has wrapped `step` and imported the compiler.
     """
     disable: Any = torch.compiler.disable  # untyped in torch
     for base in kind.__mro__:

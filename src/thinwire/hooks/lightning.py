@@ -1,8 +1,7 @@
 """Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback()])`, or `ModelParallelStrategy`.
 
-Lightning wraps the model when `fit` begins, and calls `on_fit_start` right afterwards, before the first step. The
-strategy's own `ddp_comm_hook` is no way in: Lightning registers it on GPUs alone, and its state has to exist before the
-model is wrapped.
+Lightning wraps the model when `fit` begins, and then calls `on_fit_start`, before the first step. The strategy's
+`ddp_comm_hook` cannot be used: Lightning registers it only on GPUs, and needs its state before it wraps the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ except ImportError as error:
 class ThinwireCallback(WrappedModel, Callback):
     """Compresses the gradients of a Lightning training with `strategy="ddp"`. Residuals are in its checkpoints.
 
-    So it does with `ModelParallelStrategy` where the module's `configure_model` calls `fully_shard`.
+    It also supports `ModelParallelStrategy` if the module's `configure_model` calls `fully_shard`.
 
     Args:
         codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
@@ -50,11 +49,11 @@ class ThinwireCallback(WrappedModel, Callback):
         self._left: tuple[weakref.ref[LightningModule] | None, dict[str, Any] | None] = None, None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets a fit that has not come to its end; what a checkpoint holds is for the next one."""
+        """Resets after an interrupted fit; residuals of a checkpoint are for the next fit."""
         self._fits = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the hook on the model that the strategy has wrapped, and takes the residuals of a checkpoint."""
+        """Puts the hook on the model that the strategy has wrapped, and loads a checkpoint's residuals."""
         wrapped: nn.Module = trainer.strategy.model
         if not is_distributed(wrapped, trainer.world_size):
             return
@@ -62,9 +61,9 @@ class ThinwireCallback(WrappedModel, Callback):
             return
         self._fits = True
         if is_sharded(wrapped) and self._has_hook(wrapped):
-            return  # FSDP2's hooks stay for as long as the model does
+            return  # FSDP2's hooks stay with the model
         state = self._compress(wrapped, getattr(trainer.precision_plugin, "scaler", None))
-        saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
+        saved, self._saved = self._saved, None  # once: a later fit continues from this one's residuals
         module, left = self._left
         if saved is not None:
             ddp.AllRanks(state).load_state_dict(saved)
@@ -72,18 +71,18 @@ class ThinwireCallback(WrappedModel, Callback):
             state.load_state_dict(left)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the place of an adaptive optimizer, which has its state of a checkpoint by now."""
+        """Replaces an adaptive optimizer, which has loaded its state of a checkpoint by now."""
         if self._replaces_optimizer(trainer):
             [inner] = trainer.strategy.optimizers
             trainer.strategy.optimizers = [self._distribute(trainer.strategy.model, inner)]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives all ranks the same weights, and the optimizer back."""
-        if (inner := self._give_back()) is not None:
+        """Gives all ranks the same weights, and restores the user's optimizer."""
+        if (inner := self._end_distribution()) is not None:
             trainer.strategy.optimizers = [inner]
 
     def _replaces_optimizer(self, trainer: Trainer) -> bool:
-        """Whether `tw.distribute` is to train a model's one optimizer, in place of a hook that codes gradients."""
+        """Whether `tw.distribute` replaces the model's only optimizer, so that no hook codes gradients."""
         if self._codec is not None or trainer.world_size == 1 or len(trainer.strategy.optimizers) != 1:
             return False
         return self._distributes(trainer.strategy.model, trainer.strategy.optimizers[0])
@@ -91,7 +90,7 @@ class ThinwireCallback(WrappedModel, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records the loss, where there is a file for it."""
+        """Records the loss, if there is a telemetry file."""
         every = trainer.log_every_n_steps
         due = self._telemetry is not None and every > 0 and (batch_idx + 1) % every == 0
         if due and self.state is not None and isinstance(outputs, Mapping) and "loss" in outputs:
@@ -102,7 +101,7 @@ class ThinwireCallback(WrappedModel, Callback):
         return {} if self.state is None else ddp.AllRanks(self.state).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what a checkpoint holds until the model is wrapped; of a sharded model it comes after that."""
+        """Keeps a checkpoint's residuals until the model is wrapped; loads them at once for a sharded model."""
         if self.state is not None and self._fits and state_dict:
             ddp.AllRanks(self.state).load_state_dict(state_dict)
         else:

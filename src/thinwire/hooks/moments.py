@@ -1,7 +1,7 @@
-"""What a worker's own optimizer forgets after a round that went without it, for its parameters held NaN or Inf.
+"""Repairs the state of a worker's optimizer after a round in which its parameters became NaN or Inf.
 
-The parameters continue from the shared ones. What the optimizer remembers of the steps that led there would make them
-NaN again, round after round. It knows tensors in dicts, lists and tuples, and not what they mean, but for LBFGS.
+The parameters continue from the shared ones. Moments with NaN or Inf would make them NaN again in every round. The
+repair finds tensors in dicts, lists and tuples without knowing their meaning, except for LBFGS.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from thinwire.hooks.several import parts
 def forget_what_is_not_finite(optimizer: torch.optim.Optimizer) -> None:
     """Makes an optimizer's state finite.
 
-    Moments of one parameter become 0 wherever one of them is NaN or Inf: a first moment over a second one of 0 is a
-    step without bound. LBFGS begins anew: of the steps that it remembers each builds on the one before.
+    All moments of a value become 0 if one of them is NaN or Inf: a first moment over a second moment of 0 would be an
+    unbounded step. LBFGS loses its whole state, because each step that it stores builds on the previous one.
     """
     for each in parts(optimizer):
         for state in each.state.values():

@@ -1,10 +1,10 @@
-"""Tensors averaged over the ranks by name, compressed: for training code that has no hook to offer.
+"""Averages tensors over the ranks by name, compressed: for training code without hooks.
 
-A functional training step, a loop over several models, a framework of one's own: where it calls
-`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. A codec leaves a residual for the next
-step, which belongs to one tensor: the name says which. A backend for `dist.init_process_group` would have to guess: a
-call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of one size would share
-a residual, each sending what the other left.
+A functional training step, a loop over several models or a custom framework calls
+`state.average({"name": gradient, …})` in place of `dist.all_reduce(gradient)`. A codec keeps a residual for the next
+step, which belongs to one tensor, identified by its name. A backend for `dist.init_process_group` would have to guess:
+a call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of one size would
+share a residual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "repo
 
 
 class NamedState(ExchangeState):
-    """The state that `named.compress` returns, as of `ExchangeState`: call `average` every step."""
+    """The state that `named.compress` returns, an `ExchangeState`: call `average` every step."""
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
         super().__init__(layouts=row_major(tensors), **kept)
@@ -44,8 +44,8 @@ class NamedState(ExchangeState):
             tensors: all that `compress` was given, by the same names, in any order, with their shapes and dtypes.
 
         Raises:
-            ConfigError: other names, shapes or dtypes, or an expanded view, into which nothing can be written; nothing
-                was sent, and no residual has changed.
+            ConfigError: other names, shapes or dtypes, or an expanded view, which cannot be written; no message was
+                sent, and no residual has changed.
             NonFiniteError: NaN or Inf on some rank, with `nonfinite="raise"`.
             TransportError, ProtocolError: another rank is gone, or at another step.
         """
@@ -74,7 +74,7 @@ class NamedState(ExchangeState):
             )
         for name, tensor in tensors.items():
             if (found := (tensor.shape, tensor.dtype, tensor.device)) != self._shapes[name]:
-                raise ConfigError(f"{name}: {_said(*found)} came, and compress was given {_said(*self._shapes[name])}")
+                raise ConfigError(f"{name}: {_text(*found)} came, and compress was given {_text(*self._shapes[name])}")
             try:
                 check_out(tensor, tuple(tensor.shape))
             except ConfigError as error:
@@ -96,24 +96,24 @@ def compress(
 ) -> NamedState:
     """Prepares tensors to be averaged over the ranks, compressed both ways with error feedback.
 
-    Call it on every rank, with the same names and shapes in the same order. Compressed bytes travel over a gloo group
-    of their own.
+    Call it on every rank, with the same names and shapes in the same order. Compressed bytes are sent over a separate
+    gloo group.
 
     Args:
-        tensors: by name; their values do not matter, their shapes, dtypes and devices do.
+        tensors: by name; only their shapes, dtypes and devices matter.
         codec: an id with its options, or a codec.
         group: the ranks that average; by default all.
         **options: those of the codec, such as `sparsity=1.0`, and those of `named.ExchangeOptions`, such as
-            `reduce="sum"`: `help(named.ExchangeOptions)` describes them. Tensors of one dimension travel uncompressed.
+            `reduce="sum"`: `help(named.ExchangeOptions)` describes them. Tensors of one dimension are not compressed.
 
     Returns:
         The state: call its `average` every step.
 
     Raises:
-        ConfigError: no tensors, one that is not of floating point, or arguments that cannot be.
+        ConfigError: no tensors, one that is not of floating point, or invalid arguments.
         ProtocolError: ranks with different tensors, another order of them, settings or tokens; the message names rank
             and setting.
-        TransportError: not all ranks came.
+        TransportError: a rank did not connect.
 
     Example::
 
@@ -144,7 +144,7 @@ def compress(
 
 
 def _check_kind(name: object, tensor: object) -> None:
-    """Raises ConfigError for what cannot be averaged."""
+    """Raises ConfigError for a value that cannot be averaged."""
     if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"expected tensors by name; {name!r}: {type(tensor).__name__} came")
     check_floating(name, tensor.dtype)
@@ -154,7 +154,7 @@ def _check_kind(name: object, tensor: object) -> None:
 
 
 def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ConfigError where two tensors share values, which each would replace by another average."""
+    """Raises ConfigError if two tensors share values: each average would overwrite the other."""
     by_storage: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -172,7 +172,7 @@ def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two views of one memory have values in common, and not only rows between each other's."""
+    """Whether two views of one memory have values in common; interleaved rows have none."""
     if one.dtype != other.dtype:
         return True
     taken = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool, device="cpu")
@@ -180,5 +180,5 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
-def _said(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
+def _text(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
     return f"{tuple(shape)} of {dtype} on {device}"

@@ -1,4 +1,4 @@
-"""The optimizer of one worker: torch's interface, with the shards behind it."""
+"""The optimizer of one worker: torch's interface to the training on the shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from thinwire.worker.core import Worker
 
 
 class DistributedOptimizer(JoinedOptimizer):
-    """The optimizer of one worker. `step`, `zero_grad`, `param_groups` and schedulers work as they always do.
+    """The optimizer of one worker. `step`, `zero_grad`, `param_groups` and schedulers work as in torch.
 
     Example::
 
@@ -54,8 +54,8 @@ class DistributedOptimizer(JoinedOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self.outer_groups = [] if outer_groups is None else outer_groups
-        """With a design of local updates the outer optimizer's parameter groups; without, none. A rate that is written
-        there counts from the next push."""
+        """With a design of local updates the outer optimizer's parameter groups; otherwise empty. A learning rate that
+        is set there applies from the next push."""
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver = worker, driver
@@ -63,7 +63,7 @@ class DistributedOptimizer(JoinedOptimizer):
         self._costs = TrainingCosts(worker, self._counted, nbytes)
         self._recorder = Recorder(metrics, worker.rank, self._costs.totals)
         self._averaged = self._joined = False
-        start(worker, driver, resume, self._go_on_from)
+        start(worker, driver, resume, self._resume_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._own_buffers = OwnBuffers(model, worker.model.tensors)
         self._costs.begin()
@@ -72,11 +72,11 @@ class DistributedOptimizer(JoinedOptimizer):
     # ---- the optimizer's interface
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Ends the step: pushes what has not left yet. The model changes when it is next used, or at `sync()`."""
+        """Ends the step: pushes the remaining gradients. The model changes when it is next used, or at `sync()`."""
         self._check_held()
         loss = None
         called: Any = self._inner  # untyped in torch
-        called._opt_called = True  # which a scheduler that was made for that one looks for
+        called._opt_called = True  # for a scheduler that was made for the inner optimizer
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -84,7 +84,7 @@ class DistributedOptimizer(JoinedOptimizer):
             if self._worker.pushes_early:
                 raise ConfigError(
                     "a GradScaler is in use, and gradients left during backward(), multiplied by its scale: give "
-                    "tw.distribute(…, nonfinite='skip'), with which a step that overflows is nobody's, or "
+                    "tw.distribute(…, nonfinite='skip'), with which all workers skip a step that overflows, or "
                     "overlap=False, with which it ends the training, or train in bfloat16, which needs no GradScaler"
                 )
             self._unscale()
@@ -118,8 +118,7 @@ class DistributedOptimizer(JoinedOptimizer):
     def averaged_weights(self) -> Iterator[None]:
         """Inside the block the model has the moving average of its weights, for evaluation; then the trained ones.
 
-        The average is over the weights of all steps so far, as the design's `ema` says; it includes the last step's
-        update, which is waited for.
+        The average is over the weights of all steps so far, with the design's `ema`, the last step's update included.
 
         Raises:
             ConfigError: the design averages no weights.
@@ -150,12 +149,12 @@ class DistributedOptimizer(JoinedOptimizer):
         yield
 
     def stop_after_this_step(self) -> None:
-        """Makes this step the last for everyone, where nobody has before; to be called before its backward pass."""
+        """Makes this step the last for all workers, unless one ended earlier; call it before the backward pass."""
         self._worker.last = True
 
     @property
     def finished(self) -> bool:
-        """Whether a worker ended the training with the last step. Waits for the server's word on that step."""
+        """Whether a worker ended the training with the last step. Waits for the server's answer on that step."""
         return self._driver.run(self._worker.finished())
 
     @property
@@ -170,12 +169,12 @@ class DistributedOptimizer(JoinedOptimizer):
 
     @property
     def clock(self) -> int:
-        """Exchanges that this worker has taken part in, or was carried past."""
+        """Exchanges that this worker has made, or has skipped by loading a later state."""
         return self._worker.clock
 
     @property
     def memberships(self) -> Memberships:
-        """Who divides the data from which step on, as pairs of both; see `hooks.sampler.ElasticSampler`."""
+        """Pairs of a step and the workers that share the data from it on; see `hooks.sampler.ElasticSampler`."""
         return self._worker.memberships
 
     @property
@@ -184,10 +183,10 @@ class DistributedOptimizer(JoinedOptimizer):
         return self._worker.closed
 
     def leave_soon(self, failure: str) -> None:
-        """Leaves the training within some seconds, whoever does not answer; the model stays usable.
+        """Leaves the training within some seconds, even if a shard does not answer; the model stays usable.
 
         Args:
-            failure: what went wrong here, in words, for the others; empty where nothing did.
+            failure: the reason, for the other workers; empty without a failure.
         """
         self._leave(ending.FAILED_S, failure)
 
@@ -195,13 +194,13 @@ class DistributedOptimizer(JoinedOptimizer):
         if not self._worker.closed:
             self._worker.closed = True
             ending.left(self)
-            with ExitStack() as ends:  # from the last to the first, each of them whatever becomes of the others
+            with ExitStack() as ends:  # runs every callback, last to first, even if one raises
                 ends.callback(self._recorder.close)
                 ends.callback(self._driver.close, within_s, failure)
                 self._hooks.remove()
 
     def _end(self, error: BaseException | None) -> None:
-        if error is None or isinstance(error, SessionLostError):  # one that goes back with the others has said so
+        if error is None or isinstance(error, SessionLostError):  # the other workers know of a lost session
             self._leave(None)
         else:
             self.leave_soon(ending.failure_text(error))
@@ -211,12 +210,11 @@ class DistributedOptimizer(JoinedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the residuals, accumulated gradients, random streams, options and the worker's own optimizer's state.
 
-        Together with the model's state and the shards' checkpoints of the same step it is all that
-        `distribute(…, resume=state)` needs to go on bit for bit. It waits for the last exchange, and so does the
-        model's.
+        With this state, the model's and the shards' checkpoints of the same step, `distribute(…, resume=state)` resumes
+        bit for bit. It waits for the last exchange, and so does the model's `state_dict()`.
 
         Raises:
-            ConfigError: the model has its averaged weights for now, from which no training goes on.
+            ConfigError: called inside `with opt.averaged_weights():`.
         """
         if self._averaged:
             raise ConfigError("state_dict() inside `with opt.averaged_weights():` is of the averages: call it outside")
@@ -233,58 +231,58 @@ class DistributedOptimizer(JoinedOptimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, by parameter name: all but the position, which `distribute` restores.
+        """Restores a state, by parameter name: all but the position, which `distribute` restores.
 
         Raises:
-            ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
+            ConfigError: the state is of another optimizer or rank, or lacks a parameter of this model.
         """
         self._check_state(state_dict)
         step, before = int(state_dict["step"]), self._worker.iteration
         self._worker.model.load_state_dict(state_dict)
-        self._worker.iteration = step  # which decides what is due
-        self._costs.pass_over(self._worker.iteration - before)
+        self._worker.iteration = step
+        self._costs.skip_steps(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where a state cannot be loaded; nothing has changed."""
+        """Raises ConfigError if a state cannot be loaded, before any change."""
         check_state(state, "contexts", self.param_groups)
         if (rank := state["rank"]) != self._worker.rank:
             raise ConfigError(
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
                 "holds what its gradients have not sent yet"
             )
-        self._worker.check_position(state["position"])  # before what other updates have no residuals of
+        self._worker.check_position(state["position"])  # first: a state of other updates has other residuals
         self._worker.model.check_state(state)
 
-    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+    def _resume_from(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict(state)
         self._worker.restore_position(state["position"])
 
     def load_residuals(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the residuals of an earlier step's state, for a worker that takes its rank again after a crash.
+        """Restores the residuals of an earlier step's state, for a worker that returns to its rank after a crash.
 
         Raises:
-            ConfigError: a parameter of this model is missing in the state.
+            ConfigError: the state lacks a parameter of this model.
         """
         self._worker.take_residuals(state_dict)
 
     @property
     def began_late(self) -> bool:
-        """Whether it began where the others were, with no state of its own."""
+        """Whether it began at the other workers' step, without a state of its own."""
         return self._worker.began_late
 
     @property
     def began_bare(self) -> bool:
-        """Whether it began so though it was expected: the others went back to a step that it has no state of."""
+        """Whether the other workers resumed from a step of which this worker has no state."""
         return self._worker.began_bare
 
     @property
     def gone(self) -> frozenset[int]:
-        """The ranks of workers that went, by which others may have come since."""
+        """The ranks of workers that left; other workers may have joined with them since."""
         return self._worker.gone
 
-    # ---- what it measured
+    # ---- measurements
 
     def _counted(self) -> dict[str, float]:
         sent, received = self._driver.wire_nbytes
@@ -299,5 +297,5 @@ class DistributedOptimizer(JoinedOptimizer):
         self._recorder.record_scores(max(0, self.steps_done - 1), loss, accuracy)
 
     def residual_ratios(self) -> dict[str, float]:
-        """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
+        """Returns, per table, ‖residual‖ over a gradient's norm: the number of steps withheld."""
         return residual_ratios(self._worker.model)

@@ -1,7 +1,7 @@
-"""Buffers that local updates do not average: integers, and what began with Inf or has another shape since.
+"""Buffers that local updates do not average: integers, buffers that began with Inf, and buffers that changed shape.
 
-Each worker has its own while it trains. At a flush all ranks take rank 0's, as DistributedDataParallel has it before
-every forward pass; with servers nothing carries them, and a warning names them.
+Each worker keeps its own while it trains. At a flush all ranks copy rank 0's, as DistributedDataParallel does before
+every forward pass; servers do not exchange them, and a warning names them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from thinwire.runtime.peers import from_first, gather
 from thinwire.transports.peers import PeerGroup
 
 Found = tuple[str, nn.Module, str, torch.Tensor]
-"""A buffer's name in the model, the module that has it, its name there, and the buffer."""
+"""A buffer's name in the model, its module, its name in the module, and the buffer."""
 
 
 class OwnBuffers:
     """The buffers of one worker that are in its model's state and are not averaged.
 
     Args:
-        model: that is trained.
-        averaged: tensors that are.
+        model: the trained model.
+        averaged: the tensors that are averaged.
     """
 
     def __init__(self, model: nn.Module, averaged: Sequence[Exchanged]) -> None:
         self._model = model
         self._averaged = {id(each.parameter): each.shown.shape for each in averaged}
-        empty = {name for name, _, _, each in self._found() if not each.numel()}  # of which a warning tells already
+        empty = {name for name, _, _, each in self._found() if not each.numel()}  # another warning names these
         self._began = {name: digest for name, digest in self._digests(floating=True).items() if name not in empty}
 
     def _found(self) -> Iterator[Found]:
@@ -47,19 +47,19 @@ class OwnBuffers:
 
     def _digests(self, *, floating: bool = False) -> dict[str, str]:
         found = [(name, each) for name, _, _, each in self._found() if each.is_floating_point() or not floating]
-        # Of copies: memory that NumPy has seen can no longer be resized.
+        # Digests copies: NumPy's view of a buffer's memory would keep it from being resized.
         return {name: f"{tuple(each.shape)} {bits_digest([each.clone()])}" for name, each in found}
 
     def follow_rank_0(self, peers: PeerGroup) -> None:
-        """Gives every rank those of rank 0 that some rank has otherwise; all ranks call it, between exchanges."""
-        told = [json.loads(each) for each in gather(peers, json.dumps(self._digests()).encode())]
-        others = [name for name, digest in told[0].items() if any(each.get(name) != digest for each in told)]
-        if not others:
+        """Copies rank 0's buffers to every rank, if some rank's differ; all ranks call it, between exchanges."""
+        digests = [json.loads(each) for each in gather(peers, json.dumps(self._digests()).encode())]
+        differing = [name for name, digest in digests[0].items() if any(each.get(name) != digest for each in digests)]
+        if not differing:
             return
         found = {name: (module, key, buffer) for name, module, key, buffer in self._found()}
         head, values = list[tuple[str, str, tuple[int, ...]]](), b""
         if peers.rank == 0:
-            for name in others:
+            for name in differing:
                 buffer = found[name][2].detach().cpu().contiguous()
                 head.append((name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape)))
                 values += buffer.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -83,7 +83,7 @@ class OwnBuffers:
             module._buffers[key] = sent if buffer is None else sent.to(buffer.device)
 
     def warn_of_changed(self) -> None:
-        """Names, once, floating-point ones that have changed since the beginning: models differ by them."""
+        """Warns once of floating-point buffers that have changed since the beginning: models differ in them."""
         now = self._digests(floating=True)
         if changed := [name for name, digest in self._began.items() if now.get(name, digest) != digest]:
             self._began = {}

@@ -1,4 +1,4 @@
-"""The averages of local rounds among ranks, each of which takes the outer optimizer's step, to the same bits."""
+"""The averages of local rounds among ranks. Every rank runs the outer optimizer's step, with the same bits."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from thinwire.runtime.bucket_buffers import Future
 from thinwire.states import Count, check_optimizer, check_sizes, read
 
 PIECE_NBYTES = 4_000_000
-"""Tensors travel together until their values have so many bytes."""
+"""Tensors are sent together until their values have this many bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Tensors of a fragment, a group of the outer optimizer and a device, given their memory here.
+    """Tensors of one fragment, outer optimizer group and device; allocates contiguous memory for their values.
 
     Args:
         tensors: in this order.
 
     Attributes:
         shared: their shared values.
-        changes: what a rank has changed, or the average of it.
+        changes: a rank's changes, or their average.
     """
 
     tensors: list[LocalTensor]
@@ -55,7 +55,7 @@ class Piece:
 
     @property
     def offsets(self) -> tuple[tuple[str, int], ...]:
-        """Where each name's values begin."""
+        """The offsets of each name's values."""
         found: dict[str, int] = {}
         for each in self.tensors:
             found.setdefault(each.travels_as, int(each.values.storage_offset()))
@@ -63,7 +63,7 @@ class Piece:
 
 
 def _pieces_of(tensors: Sequence[LocalTensor]) -> Iterator[Piece]:
-    """Yields consecutive tensors of one fragment, group and device; those of one name in one piece."""
+    """Yields pieces of consecutive tensors; tensors sent under one name stay together."""
     some: list[LocalTensor] = []
     for tensor in sorted(tensors, key=lambda each: (each.fragment, each.group, str(each.parameter.device))):
         full = 4 * sum(each.parameter.numel() for each in some) >= PIECE_NBYTES
@@ -81,23 +81,23 @@ def _pieces_of(tensors: Sequence[LocalTensor]) -> Iterator[Piece]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnderWay:
-    """An exchange whose averages have not been taken.
+    """An exchange with averages that have not been applied.
 
     Args:
-        fragments: that are exchanged.
-        pieces: of them; their changes become averages.
+        fragments: the exchanged fragments.
+        pieces: of the fragments; their changes become averages.
         futures: of each piece.
-        rates: of the outer optimizer when it began.
+        learning_rates: of the outer optimizer when the exchange began.
     """
 
     fragments: Sequence[int]
     pieces: Sequence[Piece]
     futures: Sequence[Future]
-    rates: tuple[float, ...]
+    learning_rates: tuple[float, ...]
 
 
 class SavedShares(msgspec.Struct, frozen=True):
-    """What `PeerReducer.state_dict` returned."""
+    """The state of a `PeerReducer`."""
 
     shared: dict[str, torch.Tensor]
     outer: dict[str, Any]
@@ -105,16 +105,16 @@ class SavedShares(msgspec.Struct, frozen=True):
 
 
 class PeerReducer:
-    """Averages the changes of one rank with those of the others.
+    """Averages one rank's changes with the other ranks'.
 
     Args:
-        updates: says the outer optimizer.
+        updates: names the outer optimizer.
         exchange: with the other ranks.
-        shared: the parameters that all ranks have in common.
-        outer_groups: of the outer optimizer, whose rates count when an exchange begins.
+        shared: the parameters that all ranks share.
+        outer_groups: of the outer optimizer; their learning rates are read when an exchange begins.
 
     Attributes:
-        pieces: what travels together.
+        pieces: the tensors that are sent together.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class PeerReducer:
             for index, piece in enumerate(pieces)
         ]
         self._begun += 1
-        rates = tuple(float(group["lr"]) for group in self._outer_groups)
-        self._under_way.append(_UnderWay(fragments, pieces, futures, rates))
+        learning_rates = tuple(float(group["lr"]) for group in self._outer_groups)
+        self._under_way.append(_UnderWay(fragments, pieces, futures, learning_rates))
         yield from ()
         return True
 
     def take_averages(self, fragments: Sequence[int]) -> Procedure[Sequence[int]]:
-        """Takes the outer step by the averages, as all ranks do; what NaN or Inf on some rank has refused waits."""
+        """Runs the outer step with the averages, as all ranks do; returns fragments that NaN or Inf has refused."""
         driver, refused = self._exchange.driver, list[int]()
         for each in [each for each in self._under_way if not set(each.fragments).isdisjoint(fragments)]:
             for future in each.futures:
@@ -164,7 +164,7 @@ class PeerReducer:
             if any(bool(piece.changes[:1].isnan().any()) for piece in each.pieces):
                 refused += each.fragments
             elif each.pieces:
-                self._outer.set(Settings(each.rates, self._options))
+                self._outer.set(Settings(each.learning_rates, self._options))
                 self._outer.step([piece.shared for piece in each.pieces], [piece.changes for piece in each.pieces])
         if refused and not self._shared.is_finite():
             caution(
@@ -172,20 +172,20 @@ class PeerReducer:
                 "this rank continues from the shared ones, and no rank takes this exchange"
             )
         if self._withholds and self._exchange.core.skip:
-            driver.settle()  # or an exchange that is refused would restore residuals of before the merge
+            driver.settle()  # otherwise a refused exchange would restore residuals from before the merge
         yield from ()
         return refused
 
     def end_round(self) -> None:
-        """Nothing is kept by rounds."""
+        """Has no effect."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of the shared values and of the outer optimizer's state; nothing is under way."""
+        """Returns copies of the shared values and the outer optimizer's state; call it without exchanges under way."""
         shared = {each.name: each.values.cpu().clone() for each in self._shared.tensors}
         return {"shared": shared, "outer": self._outer.state_dict(), "begun": self._begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` returned. Raises as `check_state`."""
+        """Restores a state. Raises as `check_state` does."""
         saved = self.check_state(state)
         self._outer.load_state_dict(saved.outer)
         for tensor in self._shared.tensors:
@@ -193,7 +193,7 @@ class PeerReducer:
         self._begun = saved.begun
 
     def check_state(self, state: Mapping[str, Any]) -> SavedShares:
-        """Returns what `state_dict` returned as a record. Raises ConfigError where it is of another model."""
+        """Returns a state as a record. Raises ConfigError if it is of another model."""
         saved = read(SavedShares, state, "shared parameters")
         sizes = {each.name: each.values.numel() for each in self._shared.tensors}
         check_sizes(saved.shared, sizes, "shared parameters")
@@ -202,7 +202,7 @@ class PeerReducer:
 
 
 def completed(procedure: Generator[Any, None, T]) -> T:
-    """Runs a procedure among ranks, which waits by itself."""
+    """Runs a procedure that yields no messages, as all procedures among ranks, and returns its result."""
     try:
         next(procedure)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""Warnings where a script saves weights of one worker alone, or ends with them."""
+"""Warns if a script saves weights that only one worker has, or ends with them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ADVICE = (
 
 
 class PrivateWeights:
-    """Notices where a script takes a model's state that no other worker has.
+    """Warns if a script saves a model's state that no other worker has.
 
-    A checkpoint of one worker is such a state too, and rightly so: it has the optimizer's state of the same step.
+    One worker's checkpoint is correct, although it has such a state: it has the optimizer's state of the same step.
 
     Args:
-        model: that is trained.
+        model: the trained model.
         rounds: of this worker.
-        workers: how many train; one alone shares its weights with none.
+        workers: number of workers; a single one has no others to share with.
     """
 
     def __init__(self, model: nn.Module, rounds: LocalRounds, workers: int) -> None:
@@ -38,32 +38,32 @@ class PrivateWeights:
         self._handle: Any = model.register_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        """Called before `model.state_dict()` copies the state; a copy of the model has this hook as well."""
+        """Runs before `model.state_dict()` copies the state; a copy of the model has this hook, too."""
         rounds = self._rounds()
         if module is self._model() and rounds is not None and not (self._is_alone or rounds.are_weights_shared):
             self._taken_at = rounds.timetable.iteration
 
     def optimizer_state_taken(self, step: int) -> None:
-        """Notes a state of the optimizer, which completes the model's of the same step."""
+        """Records that the optimizer's state was saved, which completes the model's of the same step."""
         self._resumable_at = step
 
     def check(self) -> None:
-        """Warns where a model's state was taken alone; called before the next step, and at the end."""
+        """Warns if only the model's state was saved; called before the next step, and at the end."""
         taken_at, self._taken_at = self._taken_at, None
         if taken_at is not None and taken_at != self._resumable_at:
-            self._handle.remove()  # once is enough
+            self._handle.remove()  # warns once
             caution(
                 f"model.state_dict() was called after step {taken_at}, within a round of local updates: it holds "
                 f"weights that this worker alone has: {_ADVICE}"
             )
 
     def end(self) -> None:
-        """Checks for the last time, when the training is left."""
+        """Checks for the last time, when the worker leaves the training."""
         self._handle.remove()
         self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A model that is pickled keeps nothing of it."""
+        """A pickled model gets a hook without effect."""
         return _nothing, ()
 
 
@@ -76,7 +76,7 @@ def _ignore(*_: Any) -> None:
 
 
 def warn_at_end(optimizer: object, timetable: Rounds, driver: CollectiveDriver) -> weakref.finalize[Any, Any]:
-    """Warns where an optimizer's script ends, or drops it, within a round; until the result is detached."""
+    """Warns if the script ends or drops the optimizer within a round; until the result is detached."""
     return weakref.finalize(optimizer, _ended, timetable, driver)
 
 

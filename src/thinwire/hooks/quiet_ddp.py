@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model of local updates, as frameworks put it: it stays, and sends no gradients."""
+"""Stops the all-reduce of DistributedDataParallel, which a framework has put around a model of local updates."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from thinwire.policies.designs import Design
 
 
 class Training(Protocol):
-    """For whose time a wrapper is quiet."""
+    """The training during which a wrapper sends no gradients."""
 
     @property
     def closed(self) -> bool:
         """Whether it has ended."""
 
 
-class _Quiet:
-    """Whose gradients a wrapper keeps to its rank: the state of its communication hook. A copy of it is nobody's.
+class _HookState:
+    """The state of the communication hook that keeps gradients on their rank. A copy has no optimizer.
 
     Attributes:
-        optimizer: trains with them.
-        broadcasts: whether the wrapper sent rank 0's buffers to all before.
-        group: averages them, as DDP does without a hook, where the wrapper is to send again: it takes no second hook.
+        optimizer: uses the gradients.
+        broadcasts: whether the wrapper broadcast rank 0's buffers before.
+        group: None, or the group over which the hook averages gradients as DDP does: a wrapper accepts no second hook.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class _Quiet:
         trained = None if self.optimizer is None else self.optimizer()
         return trained is None or trained.closed
 
-    def __reduce__(self) -> tuple[type[_Quiet], tuple[()]]:
-        return _Quiet, ()
+    def __reduce__(self) -> tuple[type[_HookState], tuple[()]]:
+        return _HookState, ()
 
 
 def reducing(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel | None:
-    """Returns the DistributedDataParallel that averages gradients of these ranks already; None where none does."""
+    """Returns the model's DistributedDataParallel if it averages gradients of these ranks; else None."""
     inner = inside_compiled(model)
     if not isinstance(inner, DistributedDataParallel):
         return None
@@ -58,16 +58,19 @@ def reducing(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParal
     return inner if len(both) > 1 else None
 
 
-def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:
-    """Raises ConfigError where DistributedDataParallel cannot be kept from sending gradients.
+def check_wrapper(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:
+    """Checks a wrapper for local updates, and warns of an option that costs time.
 
     Args:
         model: as it was given; `wrapped`, or compiled from it.
-        wrapped: what would send.
-        group: whose ranks exchange local updates.
+        wrapped: the DistributedDataParallel.
+        group: the ranks that exchange local updates.
         design: of the training.
+
+    Raises:
+        ConfigError: the wrapper's all-reduce cannot be disabled.
     """
-    check_silent(model, wrapped, group, design)
+    check_can_disable_allreduce(model, wrapped, group, design)
     if wrapped.find_unused_parameters and not wrapped.static_graph:
         caution(
             "DistributedDataParallel(find_unused_parameters=True) has ranks tell each other at every step which "
@@ -76,8 +79,10 @@ def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, group: dist.
         )
 
 
-def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:
-    """Raises ConfigError as `check_quiet` does, which also tells of what costs time."""
+def check_can_disable_allreduce(
+    model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design
+) -> None:
+    """Raises ConfigError if the wrapper's all-reduce cannot be disabled. The arguments are those of `check_wrapper`."""
     ranks, reduced = (sorted(dist.get_process_group_ranks(each)) for each in (group, wrapped.process_group))
     if design.local is None or ranks != reduced:
         raise ConfigError(
@@ -90,7 +95,7 @@ def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist
             "the model is compiled with DistributedDataParallel inside, whose gradients would be sent in the graph: "
             "leave DistributedDataParallel out, or compile what it wraps"
         )
-    if any(not isinstance(state, _Quiet) for _, state in wrapped._comm_hooks):
+    if any(not isinstance(state, _HookState) for _, state in wrapped._comm_hooks):
         raise ConfigError(
             "DistributedDataParallel has a communication hook already, and local updates need one that sends nothing: "
             "leave ddp.compress, or that hook, out"
@@ -98,31 +103,31 @@ def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist
 
 
 def disable_ddp_allreduce(wrapped: DistributedDataParallel, optimizer: Training) -> None:
-    """Has every rank keep its own gradients and buffers from now on; what local steps change is exchanged instead."""
-    ours = _hooks(wrapped)
-    quiet = ours[0] if ours else _Quiet()
-    if not ours:  # also of a wrapper that was copied, whose reducer has no hook
-        quiet.broadcasts = wrapped.broadcast_buffers
-        wrapped.register_comm_hook(quiet, _own_gradients)
-    wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
-    quiet.optimizer, quiet.group = weakref.ref(optimizer), None
+    """Makes every rank keep its gradients and buffers from now on: local updates are exchanged instead."""
+    ours = _hook_states(wrapped)
+    state = ours[0] if ours else _HookState()
+    if not ours:  # also for a copied wrapper, which has no hook in its reducer
+        state.broadcasts = wrapped.broadcast_buffers
+        wrapped.register_comm_hook(state, _keep_gradients)
+    wrapped.broadcast_buffers = False  # the exchanges contain worker 0's
+    state.optimizer, state.group = weakref.ref(optimizer), None
 
 
 def enable_ddp_allreduce(wrapped: DistributedDataParallel) -> None:
-    """Has a wrapper that an earlier training kept quiet average gradients again; any other stays as it is."""
-    for quiet in _hooks(wrapped):
-        quiet.group, wrapped.broadcast_buffers = wrapped.process_group, quiet.broadcasts
+    """Enables the all-reduce of a wrapper again, if an earlier training disabled it."""
+    for state in _hook_states(wrapped):
+        state.group, wrapped.broadcast_buffers = wrapped.process_group, state.broadcasts
 
 
-def _hooks(wrapped: DistributedDataParallel) -> list[_Quiet]:
-    return [state for _, state in wrapped._comm_hooks if isinstance(state, _Quiet) and state.optimizer is not None]
+def _hook_states(wrapped: DistributedDataParallel) -> list[_HookState]:
+    return [state for _, state in wrapped._comm_hooks if isinstance(state, _HookState) and state.optimizer is not None]
 
 
-def _own_gradients(quiet, bucket):  # type: ignore[no-untyped-def]
+def _keep_gradients(state, bucket):  # type: ignore[no-untyped-def]
     """A communication hook without communication: DDP compares annotations with types, so there are none here."""
-    if quiet.group is not None:
-        return allreduce_hook(quiet.group, bucket)
-    if quiet.is_over:
+    if state.group is not None:
+        return allreduce_hook(state.group, bucket)
+    if state.is_over:
         caution(
             "tw.distribute has kept this DistributedDataParallel from sending gradients, and its optimizer is closed: "
             "every rank trains by itself. Wrap the model anew, or give it to tw.distribute again"

@@ -1,8 +1,7 @@
 """Step records for metrics writers: of a worker's tables at every step, of a hook's tensors at measured steps.
 
-A hook's step is measured from its first gradients on, and recorded when the next one begins: by then every thread is
-done with it. Between two measured steps nothing is counted that the report does not count as well; what FSDP gathers is
-for the report alone.
+A hook's step is measured from its first gradients on, and recorded when the next one begins, because every thread has
+finished the step by then. Other steps have no extra counting. Parameters that FSDP gathers are in the report alone.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from thinwire.worker.model import WorkerModel
 from thinwire.worker.table import WorkerTable
 
 LAG_WARNING = 100.0
-"""Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
+"""Steps of updates in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more: the learning rate is too high."""
 _WEIGHT = 0.1
-"""Of a measured step in the running mean of norms, so that one easy batch does not look like a lag."""
+"""The weight of a measured step in the running mean of norms, so that one easy batch does not look like a lag."""
 Totals = Callable[[], dict[str, Any]]
 _PHASES = ("encode_seconds", "decode_seconds", "wait_seconds")
 
 
 def residual_ratios(model: WorkerModel) -> dict[str, float]:
-    """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting.
+    """Returns, per table, ‖residual‖ over a gradient's norm: the number of steps withheld.
 
     The unit is the running mean of the gradients' norms, so that one easy batch does not look like a lag.
     """
@@ -65,7 +64,7 @@ class StepRecords:
             writer.record(record)
 
     def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
-        """Records a step's scores. Raises ConfigError where one is neither a number nor a tensor with one value."""
+        """Records a step's scores. Raises ConfigError if one is neither a number nor a tensor with one value."""
         scores = _number("loss", loss), _number("accuracy", accuracy)
         self._write(StepRecord.of_scores(step, self._rank, time.time(), *scores))
 
@@ -76,7 +75,7 @@ class StepRecords:
         self._write(replace(record, version=merge.version, learners=learners))
 
     def close(self) -> None:
-        """Records what all steps came to, and closes the metrics writers."""
+        """Records the totals of all steps, and closes the metrics writers."""
         if self._newest >= 0:
             self._write(StepRecord(step=self._newest, table="", numel=0, rank=self._rank, **self._totals()))
         for writer in self._writers:
@@ -84,12 +83,12 @@ class StepRecords:
 
 
 class Recorder(StepRecords):
-    """Records every table of a worker at every step, and warns once of a lag that is too long.
+    """Records every table of a worker at every step, and warns once of a long lag.
 
-    Whether a step changed a table is known when its update has come: records leave when the next step ends.
+    Whether a step changed a table is known when its update has come, so records are written when the next step ends.
 
     Args:
-        metrics, rank, totals: of `StepRecords`; without any writer, nothing is recorded.
+        metrics, rank, totals: of `StepRecords`; without writers it records no steps.
     """
 
     def __init__(self, metrics: Sequence[MetricsWriter], rank: int, totals: Totals) -> None:
@@ -98,7 +97,7 @@ class Recorder(StepRecords):
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
     def begin(self, model: WorkerModel) -> None:
-        """Forgets what joining the training has cost."""
+        """Resets the costs: those so far are of joining."""
         for table in (table for tensor in model.tensors for table in tensor.tables):
             table.cost = StepCost()
 
@@ -150,7 +149,7 @@ class Recorder(StepRecords):
 
 
 class ExchangeRecords(StepRecords):
-    """Records every tensor of a hook, and the step as a whole, at one step in so many.
+    """Records every tensor of a hook, and the whole step, at every `every`-th step.
 
     Args:
         writers, rank, totals: of `StepRecords`.
@@ -158,7 +157,7 @@ class ExchangeRecords(StepRecords):
         every: steps from one measured step to the next.
 
     Attributes:
-        written: how many steps were recorded.
+        written: number of recorded steps.
 
     Raises:
         ConfigError: `every` is below 1.
@@ -183,22 +182,22 @@ class ExchangeRecords(StepRecords):
         self._norms: dict[str, float] = {}
 
     def next_step(self, step: int, skipped: int, link_bps: float) -> None:
-        """Records the step that is over, if it was measured, and measures the one to come, if it is its turn.
+        """Records the step that has ended, if it was measured, and measures the next one, if due.
 
         Args:
-            step: the one to come.
-            skipped: how many steps were, so far.
-            link_bps: of the slowest link, as measured last; 0 where it was not.
+            step: the next step.
+            skipped: number of steps skipped so far.
+            link_bps: of the slowest link, as measured last; 0 if it was not measured.
         """
         if self._tally is not None and step == self._step:
-            return  # it is measured, and has not begun
+            return  # the step is being measured, and has not begun
         self.end_step(step, skipped, link_bps)
         if step % self._every == 0:
             self._tally = self._core.tally = Tally()
             self._step, self._before, self._skipped = step, self._driver.counters(), skipped
 
     def end_step(self, step: int, skipped: int, link_bps: float) -> None:
-        """Records the step before `step`, if it was measured; if `step` is, which has not begun, it is forgotten."""
+        """Records the step before `step`, if it was measured; drops a measurement of `step`, which has not begun."""
         self._newest = step - 1
         if self._tally is not None and step != self._step:
             self._record(self._tally, link_bps, skipped=skipped > self._skipped)
@@ -209,7 +208,7 @@ class ExchangeRecords(StepRecords):
         self.written += 1
         pushed, pulled = total(tally.pushed), total(tally.pulled)
         units = {} if skipped else self._running_norms(tally)
-        # The owner of everything sends no gradient and receives no average, but codes the averages.
+        # A rank that owns all tensors sends no gradient and receives no average, but codes the averages.
         compressed = bool(tally.pushed or tally.pulled or tally.squares)
         for name, tensor in core.residuals.tensors.items():
             own = sum(part.numel for part in core.residuals.partitions[name] if part.server == core.residuals.rank)
@@ -252,7 +251,7 @@ class ExchangeRecords(StepRecords):
         )
 
     def _running_norms(self, tally: Tally) -> dict[str, float]:
-        """Returns the running mean of the norm of what every tensor's codecs were given, where it is not 0."""
+        """Returns the running means of the norms of the codecs' inputs, by tensor, except zeros."""
         for name, square in total(tally.squares).items():
             if math.isfinite(square) and square > 0:
                 before = self._norms.get(name, math.sqrt(square))
@@ -266,7 +265,7 @@ class ExchangeRecords(StepRecords):
         return math.hypot(*norms) if norms else None
 
     def _codec(self, tensor: TrainedTensor) -> str:
-        """Returns the id of the pushes' codec; a tensor that only this rank averages has that of averages."""
+        """Returns the id of the pushes' codec; for a tensor that this rank owns completely, of the averages' codec."""
         residuals = self._core.residuals
         sent = [part for part in residuals.partitions[tensor.name] if part.server != residuals.rank]
         chosen = [each.codec for part in sent if (each := residuals.contexts.get((tensor.name, part))) is not None]
@@ -274,7 +273,7 @@ class ExchangeRecords(StepRecords):
 
 
 def _number(name: str, score: SupportsFloat | None) -> float | None:
-    """Returns a score as a number, None for none. Raises ConfigError where it is not one value."""
+    """Returns a score as a number, or None. Raises ConfigError if it is not one value."""
     if score is None:
         return None
     shape = tuple(getattr(score, "shape", ()))

@@ -1,4 +1,4 @@
-"""Equal replicas by DistributedDataParallel: a wrapper of the script's own, or one around a bare model."""
+"""Equal replicas by DistributedDataParallel: the script's wrapper, or one around a bare model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from thinwire.transports.peers import PeerGroup
 class Replicas:
     """Averages the gradients of a model over the ranks, whether the script calls the model or a wrapper.
 
-    A bare model's forward pass runs the wrapper's work before and after it, as torch's composable `replicate` does,
-    but not without gradients: rank 0 may evaluate alone.
+    Hooks on a bare model run the wrapper's work before and after its forward pass, as torch's composable `replicate`
+    does, except without gradients, so that rank 0 may evaluate alone.
 
     Args:
-        model: as the script calls it.
-        group: whose ranks train it.
-        wrapped: the script's own wrapper, which stays as it is; None: one is made here.
-        **options: of that one.
+        model: the module that the script calls.
+        group: the ranks that train it.
+        wrapped: the script's wrapper, which is not changed; None: a wrapper is made here.
+        **options: of the wrapper made here.
 
     Attributes:
         ddp: the wrapper.
@@ -50,7 +50,7 @@ class Replicas:
                 "before tw.distribute, or use torch.compile in place of torch.jit.script"
             )
         self.ddp = DistributedDataParallel(inside_compiled(model), process_group=group, **options)
-        # Of a model that is compiled, torch would trace into the reducer.
+        # In a compiled model, torch would trace into the reducer.
         disable: Any = torch.compiler.disable  # untyped in torch
         self._enter, self._leave = disable(self._enter_now), disable(self.ddp._post_forward)
         self._handles = [
@@ -70,7 +70,7 @@ class Replicas:
         return output if self._is_copy or not torch.is_grad_enabled() else self._leave(output)
 
     def check_called(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ConfigError where a step has gradients of a bare model that was not called, and so none averaged."""
+        """Raises ConfigError if a step has gradients although the bare model was not called: they are not averaged."""
         called, self._called = self._called, not self._handles
         if not called and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(
@@ -85,13 +85,13 @@ class Replicas:
             yield
 
     def close(self) -> None:
-        """Leaves the model as it was; a wrapper of the script's own stays."""
+        """Removes the hooks from the model; the script's wrapper stays."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leaves a copy of the model, such as one of averaged weights or one that is saved, without hooks that act."""
+        """A copied or saved model, such as one of averaged weights, gets hooks without effect."""
         return _of_copy, ()
 
 
@@ -101,46 +101,46 @@ def _of_copy() -> Replicas:
     return replicas
 
 
-def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[], None]:
-    """Has a wrapper leave every rank its own gradients; returns a function that ends this.
+def suspend_allreduce(wrapped: DistributedDataParallel, training: Training) -> Callable[[], None]:
+    """Suspends a wrapper's all-reduce of gradients; returns a function that resumes it.
 
     Args:
-        wrapped: the script's. With a static graph it learns that in its first backward pass, which has to be whole.
-        training: for whose time.
+        wrapped: the script's. With a static graph it records the graph in its first backward pass, so only a
+            communication hook can suspend it.
+        training: the training during which it is suspended.
     """
     if wrapped.static_graph:
         disable_ddp_allreduce(wrapped, training)
         return partial(enable_ddp_allreduce, wrapped)
-    wrapped.require_backward_grad_sync = False  # as within `no_sync`, and no hook is left behind
+    wrapped.require_backward_grad_sync = False  # as within `no_sync`; leaves no hook
 
-    def speak() -> None:
+    def resume() -> None:
         wrapped.require_backward_grad_sync = True
         enable_ddp_allreduce(wrapped)
 
-    return speak
+    return resume
 
 
 def follow_rank_0(
     module: nn.Module, optimizer: torch.optim.Optimizer, peers: PeerGroup, group: dist.ProcessGroup
 ) -> None:
-    """Gives every rank the parameters and buffers of rank 0, and its optimizer's state of each parameter.
+    """Copies rank 0's parameters, buffers and optimizer state to every rank; all ranks call it.
 
-    Where ranks have states of different kinds, as one has not used a parameter yet, the state is emptied. All ranks
-    call it.
+    If ranks' states of a parameter differ in kind, because a rank has not used the parameter yet, all clear the state.
 
     Args:
         module: of the training.
         optimizer: of every rank.
         peers: all ranks.
-        group: of them, for tensors of the model's device.
+        group: the same ranks, for tensors on the model's device.
     """
     parameters = [parameter for each in optimizer.param_groups for parameter in each["params"]]
     own = [optimizer.state.get(each, {}) for each in parameters]
-    told = [json.loads(each) for each in gather(peers, json.dumps([_kept(state) for state in own]).encode())]
+    described = [json.loads(each) for each in gather(peers, json.dumps([_described(each) for each in own]).encode())]
     tensors: list[torch.Tensor] = [*module.parameters(), *module.buffers()]
     for place, state in enumerate(own):
-        first = told[0][place]
-        if any([each[:2] for each in theirs[place]] != [each[:2] for each in first] for theirs in told):
+        first = described[0][place]
+        if any([each[:2] for each in theirs[place]] != [each[:2] for each in first] for theirs in described):
             state.clear()
             continue
         for name, _, value in first:
@@ -152,11 +152,11 @@ def follow_rank_0(
 
 
 def broadcast(tensors: Iterable[Any], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Gives every rank the values of rank 0; all ranks call it.
+    """Copies rank 0's tensors to every rank; all ranks call it.
 
     Args:
-        tensors: of any dtype; what is none is passed over.
-        device: on which they are sent.
+        tensors: of any dtype; other values are skipped.
+        device: from which they are sent.
         group: of all ranks.
     """
     source = dist.get_global_rank(group, 0)
@@ -168,8 +168,8 @@ def broadcast(tensors: Iterable[Any], device: torch.device, group: dist.ProcessG
                 tensor.copy_(sent)
 
 
-def _kept(state: dict[str, Any]) -> list[tuple[str, str, float | None]]:
-    """Describes an optimizer's state of a parameter: names, kinds, and numbers that are no tensors."""
+def _described(state: dict[str, Any]) -> list[tuple[str, str, float | None]]:
+    """Returns the names and kinds of an optimizer's state of a parameter, and numbers that are no tensors."""
     return [
         (name, f"{value.dtype} {tuple(value.shape)}", None)
         if isinstance(value, torch.Tensor)

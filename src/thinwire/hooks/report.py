@@ -16,40 +16,40 @@ _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 class Report:
     """The exchanges of one rank, so far; print it.
 
-    Bytes are means over all steps, and so is the ratio. Seconds are means over `steps` without the first `warm_up`, in
-    which everything starts and compiles. A hook's `steps` are compressed ones; the optimizer's are all.
+    Bytes and the ratio are means over all steps. Seconds are means over `steps` without the first `warm_up`, in which
+    code starts and compiles. A hook's `steps` are compressed steps; the optimizer's are all steps.
 
     Attributes:
         taken: steps so far, uncompressed and skipped ones too.
-        steps: those of them that seconds are of, the first ones included.
-        sent_nbytes: that left, message heads included.
-        received_nbytes: that came, likewise; None where a rank receives as much as it sends.
-        uncompressed_nbytes: that would leave uncompressed, in the parameters' own dtypes, and come likewise. For a hook
-            as in a ring all-reduce: 2·(N − 1)/N times the gradients' size, or half of it where gradients are only
-            sent to who owns their shard.
+        steps: number of steps that seconds are measured over, plus the first `warm_up`.
+        sent_nbytes: bytes sent, message heads included.
+        received_nbytes: bytes received, likewise; None if a rank receives as much as it sends.
+        uncompressed_nbytes: bytes of an uncompressed exchange each way, in the parameters' own dtypes. For a hook as
+            in a ring all-reduce: 2·(N − 1)/N times the gradients' size, or half of it if gradients are only sent to
+            their shard's owner.
         encode_s: encoding pushes.
         decode_s: decoding, and averaging or applying.
         wait_s: waiting for other ranks or servers, and so for the link.
         copy_s: copies to and from the host.
-        warm_up: how many first steps are in no seconds; see `telemetry.WarmUp`.
-        warm_up_s: seconds a step that exchanges took in those.
-        steps_skipped: steps that no rank took because of NaN or Inf.
-        void_rounds: exchanges that went without this worker.
-        seconds: by the clock; 0 where nothing else than exchanges is timed.
+        warm_up: number of first steps that the seconds exclude; see `telemetry.WarmUp`.
+        warm_up_s: exchanging time of one of those steps.
+        steps_skipped: steps that all ranks skipped because of NaN or Inf.
+        void_rounds: exchanges without this worker.
+        seconds: elapsed time; 0 if only exchanges are timed.
         compute_s: outside thinwire: forward, backward, the worker's own optimizer, data and evaluation.
-        compiling: seconds are of the first two exchanges too, in which kernels may have compiled.
-        codecs: the codecs in use, both ways where there are two, uncompressed tensors included; `auto` where one is
-            chosen step by step; empty where it is not known.
+        compiling: whether seconds include the first two exchanges, in which kernels may have compiled.
+        codecs: the codecs in use, both ways if they differ, uncompressed tensors included; `auto` if the controller
+            chooses at every step; empty if unknown.
         bits_per_value: payload bits per value sent of a gradient or an average, uncompressed tensors included.
-        link_bps: bits per second of the slowest link, as measured last; 0 where it was not measured.
-        lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
-        sparsity: likewise the least and the largest sparsity multiplier of the next step.
-        auto: with `codec="auto"` the setting in use, in words.
+        link_bps: bits per second of the slowest link, as measured last; 0 if it was not measured.
+        lag: the longest lag of any slice, in steps, as measured last; None if codecs do not bound it.
+        sparsity: likewise the smallest and the largest sparsity multiplier of the next step.
+        auto: the setting in use with `codec="auto"`, as text.
         auto_s: seconds of a step at that setting and uncompressed, by which the controller chooses; None until steps
             were measured.
-        recorded: of `taken`, the steps that metrics writers have records of.
-        uncounted_traffic: what else travels, in words; none of its bytes are counted here.
-        gathered: the codec of parameters that are gathered, whose bytes are counted too; empty where none are coded.
+        recorded: number of steps of `taken` with records in metrics writers.
+        uncounted_traffic: other traffic, as text; its bytes are not counted here.
+        gathered: the codec of gathered parameters, with bytes that are counted too; empty if they are not coded.
         resumed: how the state was loaded, if it was.
 
     Example:
@@ -90,29 +90,29 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """How many times less travels than uncompressed at every step."""
+        """Uncompressed bytes over the bytes sent and received."""
         ways = [self.sent_nbytes] if self.received_nbytes is None else [self.sent_nbytes, self.received_nbytes]
         return len(ways) * self.uncompressed_nbytes / sum(ways) if any(ways) else 0.0
 
     @property
     def compute_share(self) -> float:
-        """Computing time over time by the clock, 0 … 1."""
+        """Computing time over elapsed time, 0 … 1."""
         return self.compute_s / self.seconds if self.seconds else 0.0
 
     @property
     def saved_s(self) -> float:
-        """Seconds a compressed step that the link needs less than uncompressed, were nothing overlapped."""
+        """Seconds that a compressed step saves on the link, if transfers did not overlap with computing."""
         saved = 8 * (self.uncompressed_nbytes - self.sent_nbytes) * self.taken / max(1, self.steps)
         return saved / self.link_bps if self.link_bps else 0.0
 
     @property
     def spent_s(self) -> float:
-        """Seconds a step that compression itself takes."""
+        """Seconds a step that compression takes."""
         return self.encode_s + self.decode_s + self.copy_s
 
     @property
     def pays(self) -> bool | None:
-        """Whether the link saves more than compression takes; None where neither link nor steps were measured."""
+        """Whether the link saves more time than compression takes; None until link and steps were measured."""
         if self.auto:
             return None if self.auto_s is None else self.auto_s[0] < self.auto_s[1]
         return self.saved_s > self.spent_s if self.link_bps and self.steps > self.warm_up else None
@@ -185,10 +185,10 @@ class Report:
 
 
 def report(state: ExchangeState) -> Report:
-    """Returns what compression cost and saved on this rank so far; print it.
+    """Returns compression's costs and savings on this rank so far; print it.
 
     Args:
-        state: what `ddp.compress`, `fsdp.compress` or `named.compress` returned.
+        state: the result of `ddp.compress`, `fsdp.compress` or `named.compress`.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -240,6 +240,6 @@ def report(state: ExchangeState) -> Report:
 
 
 def _name(choice: Choice, auto: Codec | None, *, pulls: bool) -> str:
-    """Returns the codecs of a tensor as text; `auto` is the codec that stands for the one in use."""
+    """Returns the codecs of a tensor as text; the codec `auto` is written as `auto`."""
     up, down = ("auto" if each == auto else str(each) for each in (choice.up, choice.down))
     return up if up == down or not pulls else f"{up} up and {down} down"

@@ -1,4 +1,4 @@
-"""States that a worker can go on from: what `distribute(resume=…)` takes, and one that keeps them in memory."""
+"""States that a worker can resume from: the argument of `distribute(resume=…)`, and one that keeps them in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.chance import chance_of, set_chance
+from thinwire.hooks.random_states import random_states, set_random_states
 from thinwire.policies.naming import check_count
 from thinwire.states import Count, check_groups, read
 
 
 class Optimizer(Protocol):
-    """What is asked of the optimizer that `distribute` returned."""
+    """The part of `distribute`'s result that this file uses."""
 
     @property
     def clock(self) -> int:
@@ -30,26 +30,26 @@ class Optimizer(Protocol):
         """Waits for the last step's update."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a worker goes on from."""
+        """Returns the state that a worker resumes from."""
 
 
 class Resumable(ABC):
-    """Several states that a worker can go on from, of which all workers agree on one."""
+    """Several states that a worker can resume from; all workers agree on one."""
 
     @abstractmethod
     def steps(self) -> tuple[int, ...]:
-        """Their exchanges (`opt.clock`), 0 for the beginning; none: this worker takes the shards' parameters."""
+        """Returns the exchange (`opt.clock`) of each state, 0 for the beginning; empty: uses the shards' parameters."""
 
     @abstractmethod
     def load(self, step: int) -> Mapping[str, Any] | None:
-        """Makes everything else what it was, and returns what `opt.state_dict()` returned then; None: it begins there.
+        """Restores the rest of the training, and returns the `opt.state_dict()` of a step; None: the training begins.
 
         Args:
-            step: the one agreed on.
+            step: that all workers agreed on.
         """
 
     def buffers(self) -> Collection[str] | None:
-        """Which buffers travel, as a state's `buffers` say; None: as the model has them now."""
+        """Returns the names of the exchanged buffers, as in a state's `buffers`; None: follow the model."""
         return None
 
 
@@ -58,19 +58,19 @@ class _State:
     weights: dict[str, Any]
     optimizer: dict[str, Any] | None
     extra: dict[str, Any]
-    chance: dict[str, torch.Tensor]
+    random: dict[str, torch.Tensor]
 
 
 class KeptSteps(Resumable):
-    """The last states of this worker in memory, for going back with all others when a shard was lost.
+    """The last states of this worker in memory, from which it resumes with all other workers after a shard was lost.
 
     Args:
-        model: whose weights are kept beside the optimizer's state; as it is now it is the state of the beginning.
-        keep: how many states at least; two are kept anyway.
+        model: has the weights that are kept with the optimizer's state; its weights now are the state of step 0.
+        keep: number of states, at least two.
 
     Attributes:
-        extra: what was kept with the step that this worker went back to; empty at the beginning, and where it has no
-            state of that step.
+        extra: the `extra` of the step from which this worker resumed; empty at the beginning, and if it has no state
+            of that step.
 
     Raises:
         ConfigError: `keep` is below 1.
@@ -89,7 +89,7 @@ class KeptSteps(Resumable):
                             kept.add(opt)
                 break
             except SessionLostError:
-                pass                                        # the server was started again: all go back
+                pass                                        # the server was restarted: all resume
     """
 
     def __init__(self, model: nn.Module, *, keep: int = 2) -> None:
@@ -99,11 +99,11 @@ class KeptSteps(Resumable):
         self._states, self._loaded = {0: self._state(None, {})}, False
 
     def add(self, opt: Optimizer, **extra: Any) -> None:
-        """Keeps a state, after the last step's update, which is waited for.
+        """Waits for the last step's update, and keeps a state.
 
         Args:
             opt: the optimizer that `distribute` returned.
-            **extra: what else makes the training repeatable, such as the position in the data.
+            **extra: further values that make the training repeatable, such as the position in the data.
         """
         opt.sync()
         self._states[opt.clock] = self._state(opt.state_dict(), extra)
@@ -118,7 +118,7 @@ class KeptSteps(Resumable):
         return next((each.optimizer["buffers"] for each in self._states.values() if each.optimizer is not None), None)
 
     def load(self, step: int) -> Mapping[str, Any] | None:
-        """Makes the model what it was, and torch's chance; returns the optimizer's state of then, or None."""
+        """Restores the model and torch's random generators; returns the optimizer's state of that step, or None."""
         first, self._loaded = not self._loaded, True
         if first and step == 0:  # the script may have filled the model since
             return None
@@ -128,18 +128,18 @@ class KeptSteps(Resumable):
         if state is None:  # the parameters are the shards'
             self.extra = {}
             return None
-        self._model.load_state_dict(state.weights)  # which copies
-        set_chance(state.chance)
+        self._model.load_state_dict(state.weights)  # copies
+        set_random_states(state.random)
         self.extra = copy.deepcopy(state.extra)
         return copy.deepcopy(state.optimizer)
 
     def _state(self, optimizer: dict[str, Any] | None, extra: dict[str, Any]) -> _State:
         weights, optimizer, extra = copy.deepcopy((self._model.state_dict(), optimizer, extra))
-        return _State(weights, optimizer, extra, chance_of(self._model))
+        return _State(weights, optimizer, extra, random_states(self._model))
 
 
 class SavedOptimizer(msgspec.Struct, frozen=True):
-    """What every `opt.state_dict()` has."""
+    """The common part of every `opt.state_dict()`."""
 
     rank: Count
     step: Count
@@ -149,10 +149,10 @@ class SavedOptimizer(msgspec.Struct, frozen=True):
 
 
 def known_buffers(resume: Mapping[str, Any] | Resumable | None) -> Collection[str] | None:
-    """Returns the names of the buffers that travelled before: one that began with Inf did not, and may be finite now.
+    """Returns the names of the buffers exchanged before; one that began with Inf was not, and may be finite now.
 
     Args:
-        resume: as `distribute` takes it.
+        resume: the argument of `distribute`.
     """
     if isinstance(resume, Resumable):
         return resume.buffers()
@@ -160,17 +160,15 @@ def known_buffers(resume: Mapping[str, Any] | Resumable | None) -> Collection[st
 
 
 def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.ProcessGroup) -> Mapping[str, Any] | None:
-    """Makes everything what it was at the newest step that all ranks of a group have, whose shards are new.
-
-    Every rank of the group calls it together, with what it was told to resume from.
+    """Restores the newest step that all ranks of a group have; every rank calls it, with its argument `resume`.
 
     Returns:
-        What `opt.state_dict()` returned then, which holds this rank's shard; None: the training begins. A state is
-        returned as it is.
+        The `opt.state_dict()` of that step, which contains this rank's shard; None: the training begins. A single
+        state is returned unchanged.
 
     Raises:
-        ConfigError: on all ranks, where there is no such step, or where some rank keeps states and another does not;
-            the message says who has which.
+        ConfigError: on all ranks, if there is no such step, or if only some ranks keep states; the message lists each
+            rank's steps.
     """
     kept = resume if isinstance(resume, Resumable) else None
     said: list[tuple[bool, tuple[int, ...]]] = [(False, ())] * dist.get_world_size(group)
@@ -185,7 +183,7 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
         return None if resume is None or isinstance(resume, Resumable) else resume
     if not any(steps for _, steps in said):
         return None
-    common = set.intersection(*({*(steps or (0,))} for _, steps in said))  # who keeps nothing can begin
+    common = set.intersection(*({*(steps or (0,))} for _, steps in said))  # a rank without states can begin
     if not common:
         raise ConfigError(
             "the ranks keep no state of the same exchange: "
@@ -199,12 +197,12 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
 
 
 def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError where a state is not of an optimizer that `distribute` returned, before anything is changed.
+    """Raises ConfigError if a state is not of this kind of optimizer, before any change.
 
     Args:
-        state: that is to be loaded.
-        key: what states of that kind of optimizer have.
-        groups: this one's parameter groups.
+        state: to be loaded.
+        key: a key that states of this kind of optimizer have.
+        groups: this optimizer's parameter groups.
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"the state is a {type(state).__name__}; expected what state_dict() returned")

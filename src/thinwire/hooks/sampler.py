@@ -1,4 +1,4 @@
-"""Whose examples come next, for a `DataLoader` of your own: the data is divided among the workers that take part."""
+"""A sampler for your `DataLoader` that divides the data among the current workers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from thinwire.policies.sampling import SharedEpochs
 
 
 class ElasticSampler(Sampler[list[int]]):
-    """Yields, without an end, the numbers of the examples that this worker reads at every step.
+    """Yields, endlessly, the indices of the examples that this worker reads at every step.
 
-    No example goes to two workers in an epoch, or twice to one. Where workers come or go, what is left of the epoch is
-    divided among those who are there. What a worker that went away had before it and did not train on, one or two
-    batches, is left out of that epoch; one that came draws its first one or two batches at random. It keeps nothing:
-    where it is follows from `opt`, so a resumed training goes on exactly where it was.
+    Each example is read at most once in an epoch, by one worker. When workers join or leave, the rest of the epoch is
+    divided among the current workers. One or two batches that a worker drew and did not train on before it left are
+    missing from that epoch; a worker that joins draws its first one or two batches at random. The sampler has no state:
+    its position follows from `opt`, so a resumed training continues at the exact position.
 
     Args:
         num_examples: of the data, the same on every worker.
-        opt: what `tw.distribute` returned.
-        batch: examples per worker and step; those of all micro-batches, where gradients are accumulated.
+        opt: the result of `tw.distribute`.
+        batch: examples per worker and step; the sum of all micro-batches, if gradients are accumulated.
         seed: the same on every worker.
 
     Raises:
-        ConfigError: fewer examples than one batch for each of the plan's workers; or, when it is drawn from, a second
-            batch for one step: a `DataLoader` with `num_workers` draws ahead of the training, which is not possible
-            where the next membership is not known.
+        ConfigError: fewer examples than one batch for each of the plan's workers; or, when drawing, a second batch for
+            one step: a `DataLoader` with `num_workers` would draw before the next step's workers are known.
 
     Example:
         >>> import torch, thinwire as tw

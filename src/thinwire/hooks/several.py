@@ -1,7 +1,7 @@
-"""Several optimizers of one model, as one, such as Muon for matrices and AdamW for what is left.
+"""Several optimizers of one model, as one, such as Muon for matrices and AdamW for the rest.
 
-Each takes its own step with its own state. Their parameter groups stand one behind the other in one list, which are the
-same dicts, so that a learning-rate scheduler of the whole or of one of them has the same effect.
+Each takes its own step with its own state. One list holds the parameter groups of all, the same dicts, so a
+learning-rate scheduler of the combination or of one optimizer has the same effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Several(torch.optim.Optimizer):
         optimizers: two or more; `step` calls them in this order.
 
     Raises:
-        ConfigError: a parameter that two of them hold, or one that needs a closure to take a step (LBFGS).
+        ConfigError: two of them have the same parameter, or one needs a closure for its step (LBFGS).
 
     Example:
         >>> matrix, bias = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
@@ -48,8 +48,8 @@ class Several(torch.optim.Optimizer):
                     )
                 held[id(parameter)] = index
         super().__init__(list(self.optimizers[0].param_groups), {})
-        self._follow()  # past torch's own check that all groups name their parameters, or none: each's may
-        # Not before, as all groups would be given them. OneCycleLR looks here for what it is to cycle.
+        self._follow()  # bypasses torch's check that all groups name their parameters, or none
+        # Set after `__init__`, which would add them to all groups. OneCycleLR reads them.
         first, *others = (each.defaults for each in self.optimizers)
         self.defaults = {name: value for name, value in first.items() if all(name in each for each in others)}
         self.state = _States(self.optimizers)  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class Several(torch.optim.Optimizer):
             each.register_load_state_dict_post_hook(self._follow)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Computes the loss, where there is a closure, once, and takes everybody's step."""
+        """Calls the closure, if any, once, and runs the step of every optimizer."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,13 +70,13 @@ class Several(torch.optim.Optimizer):
         return {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes what a copy is made of."""
+        """Makes a copy of its optimizers."""
         self.__init__(state["optimizers"])  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what torch's own would, of what each optimizer says of itself: some keep it in a way of their own.
+        """Returns a state in torch's format, from each optimizer's own `state_dict`, which some define differently.
 
-        Parameters are numbered through all of them.
+        Parameter numbers continue from one optimizer to the next.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -92,10 +92,10 @@ class Several(torch.optim.Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Hands each optimizer its part of what `state_dict` returned.
+        """Loads each optimizer's part of a state.
 
         Raises:
-            ValueError: it has other groups, as torch's own says; nothing was loaded.
+            ValueError: the state has other groups, as in torch; no part was loaded.
         """
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -116,7 +116,7 @@ class Several(torch.optim.Optimizer):
                     "param_groups": [{**group, "params": [numbers[n] for n in group["params"]]} for group in own],
                 }
             )
-        self._follow()  # also where one makes its groups anew and calls no hooks
+        self._follow()  # for an optimizer that replaces its groups and calls no hooks
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -124,12 +124,12 @@ class Several(torch.optim.Optimizer):
         return [group for each in self.optimizers for group in each.param_groups]
 
     def _follow(self, *_: Any) -> None:
-        """Has the groups that an optimizer has made anew, in the list that others may hold."""
+        """Puts groups that an optimizer has replaced into the list that schedulers may hold."""
         self.param_groups[:] = self._groups()
 
 
 class _States(Mapping[torch.Tensor, Any]):
-    """The states that the optimizers have now, of all their parameters."""
+    """The optimizers' current states of all parameters."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
@@ -148,7 +148,7 @@ class _States(Mapping[torch.Tensor, Any]):
 
 
 def _moved(key: Any, first: int) -> Any:
-    """Returns a parameter's number counted from another; what is kept of no parameter has a name."""
+    """Returns a parameter's number plus `first`; a key of no parameter is a name, and unchanged."""
     return first + key if isinstance(key, int) else key
 
 
@@ -157,10 +157,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Returns an optimizer as it is, and of a list the only one or all as one.
+    """Returns one optimizer: the argument, the only one in a list, or `Several`.
 
     Raises:
-        ConfigError: an empty list, or what is no torch optimizer.
+        ConfigError: an empty list, or a value that is no torch optimizer.
     """
     if not isinstance(optimizer, Sequence):
         if not hasattr(optimizer, "param_groups"):
@@ -175,15 +175,15 @@ def as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -
 
 
 def parts(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """Returns the optimizers that one is made of: itself, unless it is made of several."""
+    """Returns the optimizers of a `Several`, or the optimizer itself."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
 
 
 def num_held(optimizer: torch.optim.Optimizer) -> int:
-    """Returns how many parameters an optimizer holds now, or those that it is made of."""
+    """Returns the number of parameters that an optimizer, or its parts, have now."""
     return sum(len(group["params"]) for each in parts(optimizer) for group in each.param_groups)
 
 
 def class_names(optimizer: torch.optim.Optimizer) -> str:
-    """Returns an optimizer's class name, or the names of those that it is made of."""
+    """Returns the class name of an optimizer, or the names of its parts."""
     return " and ".join(type(each).__name__ for each in parts(optimizer))

@@ -1,4 +1,4 @@
-"""How a worker begins, or goes on: agrees on a step with all others, loads its state, joins, says what it has lost."""
+"""Starts or resumes a worker: agrees with all others on a step, loads its state, joins, and warns of losses."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def start(
     resume: Mapping[str, Any] | Resumable | None,
     load: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Joins: from here on the worker has the shards' parameters. Buffers of a worker that goes on stay its own.
+    """Joins the training: the worker then has the shards' parameters. A worker that resumes keeps its buffers.
 
     Args:
         worker: has not joined.
         driver: of its connections.
-        resume: as `distribute` takes it; of several states, all workers and shards agree on one.
-        load: makes the worker and its optimizer what they were.
+        resume: the argument of `distribute`; if it has several states, all workers and shards agree on one.
+        load: restores the worker and its optimizer from a state.
 
     Raises:
-        ConfigError: the one state is of another step than that of the shards.
+        ConfigError: the only state is of another step than the shards'.
     """
     if isinstance(resume, Resumable):
         step = driver.run(worker.agree(resume.steps()))
         state = resume.load(step)
         for tensor in worker.model.tensors:
-            tensor.read()  # the model may have gone back to its beginning, of which there is no state
+            tensor.read()  # `load` may have restored the model of step 0, which has no state
         if state is not None:
             load(state)
     else:
@@ -41,27 +41,27 @@ def start(
             load(state)
         step = driver.run(worker.agree(() if state is None else (worker.clock,)))
         worker.check_step(step)
-    # A shard has buffers as rank 0 sent them last, which is many steps ago, and sends them with all else.
+    # The shards send buffers, too: rank 0's, from many steps ago.
     buffers = [(each, each.local.clone()) for each in worker.model.tensors if each.state and state is not None]
     driver.run(worker.start(step))
     if not worker.began_late:
         for tensor, own in buffers:
             tensor.values.copy_(own)
             tensor.write()
-    _warn_of_what_is_lost(worker, resumed=state is not None)
+    _warn_of_losses(worker, resumed=state is not None)
 
 
-def _warn_of_what_is_lost(worker: Worker, *, resumed: bool) -> None:
-    """Warns where a worker goes on without all that it had: its gradients, its residuals, or any state of its own."""
+def _warn_of_losses(worker: Worker, *, resumed: bool) -> None:
+    """Warns if a worker lost gradients, residuals or its whole state."""
     updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
     if resumed and (updates or residuals):
         caution(
-            f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
-            f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped"
+            f"worker {worker.rank} resumes at exchange {worker.clock}: the shards lack {updates:g} of its gradients, "
+            f"and {residuals:g} residuals, which they have received in part, are dropped"
         )
     if worker.began_bare:
         caution(
-            f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
-            "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
-            "what opt.state_dict() returned at that exchange, where it was kept"
+            f"worker {worker.rank} has no state and resumes at the shards' exchange {worker.clock}: its residuals, its "
+            "optimizer's state and its random streams begin anew. If opt.state_dict() was saved at that exchange, give "
+            "it as resume=…"
         )

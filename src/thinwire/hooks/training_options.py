@@ -1,4 +1,4 @@
-"""The keyword arguments of `tw.distribute` that most scripts leave out, checked, and what follows from them."""
+"""The keyword arguments of `tw.distribute` that most scripts leave out, and their checks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The keyword arguments of `tw.distribute` beside those in its signature; all others are of the codec.
+    """The keyword arguments of `tw.distribute` beyond its signature; all further ones belong to the codec.
 
     Args:
         codec_down, min_numel, exclude, seed: as of `ExchangeOptions`; None: the design's.
-        compression: which tensor takes which codec: a policy's name, or a policy that replaces codecs, `min_numel` and
+        compression: chooses each tensor's codec: a policy's name, or a policy that replaces codecs, `min_numel` and
             `exclude`.
-        reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
-            `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
-        overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
-            Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
-        timeout: how long the slowest worker may keep the others waiting, in seconds or as a timedelta.
-        credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. In a group
-            messages are sealed with the first token without a rank.
-        connect_timeout_s: how long a server may take to appear, in seconds.
-        reconnect_s: for how long a broken connection to a server is tried to be replaced, in seconds; 0 turns it off.
-        state_interval: batch-norm statistics of worker 0 go to the others after every so many steps, by servers.
-        chunk_nbytes: a push to servers leaves as soon as so many bytes of frames are ready.
+        reduce: `mean` over the received gradients, or their `sum` (not if servers send weights or votes); see `Design`
+            for the means over the senders of a value. By default the design's, which is the mean for most.
+        overlap: False pushes and pulls at `step()`, so that gradients can be clipped between backward and step.
+            Otherwise gradients are sent during backward, and `step()` refuses gradients that were changed since.
+        timeout: how long the slowest worker may delay the others, in seconds or as a timedelta.
+        credentials: this worker's certificate and token, and the authority that it trusts; None: without encryption.
+            In a group messages are sealed with the first token without a rank.
+        connect_timeout_s: how long to wait for a server at first, in seconds.
+        reconnect_s: how long to try to replace a broken connection to a server, in seconds; 0: not.
+        state_interval: number of steps between updates of all workers' batch-norm statistics from worker 0, with
+            servers.
+        chunk_nbytes: a push to servers is sent as soon as this many bytes of frames are ready.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: an invalid value.
     """
 
     codec_down: str | Codec | None = None
@@ -66,7 +67,7 @@ class TrainingOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> tuple[TrainingOptions, dict[str, Any]]:
-        """Returns the options among the keyword arguments, and the others, which are the codec's."""
+        """Splits keyword arguments; returns these options, and the others, which belong to the codec."""
         known = {each.name for each in fields(cls)} & given.keys()
         return cls(**{name: given[name] for name in known}), {n: given[n] for n in given if n not in known}
 
@@ -82,16 +83,16 @@ class TrainingOptions:
         of_codec: Mapping[str, Any],
         **replaced: str | None,
     ) -> Design:
-        """Returns a design, or the one that codecs make, with what these options replace.
+        """Returns a design with the fields that these options replace.
 
         Args:
-            design: a name or a design; None: of the codecs.
-            codec: of the pushes, by default `"3lc"`; not beside a design.
+            design: a name or a design; None: a design made from the codecs.
+            codec: of the pushes, by default `"3lc"`; not with a design.
             of_codec: its options.
-            **replaced: other fields of the design, where not None.
+            **replaced: other fields of the design, if not None.
 
         Raises:
-            ConfigError: an unknown name or option, or choices that do not go together.
+            ConfigError: an unknown name or option, or an invalid combination.
         """
         if design is None:
             up = as_codec("3lc" if codec is None else codec, of_codec)
@@ -111,7 +112,7 @@ class TrainingOptions:
     def _check_brings_codecs(
         self, design: str | Design, codec: str | Codec | None, of_codec: Mapping[str, Any]
     ) -> None:
-        """Raises ConfigError where codecs or their options are given beside a design."""
+        """Raises ConfigError if codecs or their options are given with a design."""
         name = design if isinstance(design, str) else design.name
         for would, given in (("codec", codec), ("codec_down", self.codec_down)):
             if given is not None:
@@ -131,11 +132,11 @@ class TrainingOptions:
 
     @property
     def policy(self) -> Compression | None:
-        """The policy in place of a design's, where one is given as an object."""
+        """The policy that replaces the design's, if it was given as an object."""
         return None if isinstance(self.compression, str) else self.compression
 
     def of_ranks(self, design: Design | None) -> dict[str, Any]:
-        """Returns the arguments of `ddp.compress`: those of a design's gradients, or of `"auto"`."""
+        """Returns the arguments of `ddp.compress`, for a design that codes gradients or for `"auto"`."""
         common: dict[str, Any] = {
             "seed": self.seed,
             "timeout": self.timeout,

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: `trainer.add_callback(ThinwireCallback(trainer))`, or `(trainer, "3lc", sparsity=1.0)`.
 
-The Trainer wraps the model when `train()` begins, and calls `on_train_begin` afterwards. Callbacks are given the model
-without its wrapper, so this one asks the Trainer for `model_wrapped`.
+The Trainer wraps the model when `train()` begins, and calls `on_train_begin` afterwards. Callbacks receive the model
+without its wrapper, so this one reads the Trainer's `model_wrapped`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ except ImportError as error:
     ) from error
 
 FILE = "thinwire.pt"
-"""In every checkpoint's folder: the residuals of all ranks."""
+"""The file in every checkpoint's folder with the residuals of all ranks."""
 WEIGHTS = "weights"
-"""In that file: the digest of the weights that they belong to."""
+"""The key in that file of the digest of the residuals' weights."""
 
 
 class ThinwireCallback(WrappedModel, TrainerCallback):
     """Compresses the gradients of a Trainer on several ranks, by DDP or FSDP2. Residuals are in its checkpoints.
 
     Args:
-        trainer: to which the callback is added.
+        trainer: receives the callback.
         codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
 
     Example::
@@ -65,7 +65,7 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Puts the hook on the wrapped model, and takes the residuals of the checkpoint that the Trainer resumed."""
+        """Puts the hook on the wrapped model, and loads the residuals of the checkpoint that the Trainer resumed."""
         if not is_distributed(self._trainer.model_wrapped, args.world_size):
             return
         wrapped = self._trainer.model_wrapped
@@ -73,11 +73,11 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
             holder: Any = self._trainer.optimizer
             inner = getattr(holder, "optimizer", holder)  # within Accelerate's wrapper
             if self._distributes(wrapped, inner):
-                self._put(self._distribute(wrapped, inner))
+                self._set_optimizer(self._distribute(wrapped, inner))
                 return
         if not self._has_hook(wrapped):
             if self.state is not None:
-                self.state.close()  # of a wrapper that the Trainer trains no longer
+                self.state.close()  # of a previous wrapper
             self._compress(wrapped, getattr(self._trainer.accelerator, "scaler", None))
         if state.global_step > 0 and self.state is not None:
             self._load(self.state, args, state)
@@ -90,21 +90,21 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Records the loss, where there is a file for it; the Trainer calls it on every rank."""
+        """Records the loss, if there is a telemetry file; the Trainer calls it on every rank."""
         if self.state is not None and logs and "loss" in logs:
             self.state.record_scores(loss=float(logs["loss"]))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Records the last step, if it was measured; a second `train()` goes on with the same hook, or chooses anew."""
-        if (inner := self._give_back()) is not None:
-            self._put(inner)
+        """Records the last step, if it was measured; a second `train()` uses the same hook, or chooses anew."""
+        if (inner := self._end_distribution()) is not None:
+            self._set_optimizer(inner)
         if self.state is not None:
             self.state.between_steps()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Writes the residuals of all ranks beside the Trainer's own files; the Trainer calls it on every rank."""
+        """Writes the residuals of all ranks into the checkpoint's folder; the Trainer calls it on every rank."""
         if self.state is None:
             return
         whole, weights = ddp.AllRanks(self.state).state_dict(), _digest(self._trainer.model)
@@ -118,8 +118,8 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
         else:
             caution(f"the Trainer's checkpoint is not at {folder}: the residuals of all ranks are not saved")
 
-    def _put(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has the Trainer train with an optimizer, within Accelerate's wrapper where there is one."""
+    def _set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sets the Trainer's optimizer, inside Accelerate's wrapper if there is one."""
         holder = self._trainer.optimizer
         if hasattr(holder, "optimizer"):
             holder.optimizer = optimizer
@@ -127,10 +127,10 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
             self._trainer.optimizer = optimizer
 
     def _load(self, state: ExchangeState, args: TrainingArguments, trained: TrainerState) -> None:
-        """Takes back what rank 0 finds, on all ranks or on none: machines may have disks of their own."""
+        """Loads the residuals that rank 0 finds, on all ranks or on none: machines may have separate disks."""
         step, given = trained.global_step, args.resume_from_checkpoint
         folders = [*([Path(given)] if isinstance(given, str) else []), self._folder(args, step)]
-        kept = self._found(folders)
+        kept = self._read(folders)
         lacking = [rank for rank, has in enumerate(gather(state.everyone, bytes([kept is not None]))) if has == b"\0"]
         if 0 not in lacking:
             if lacking:
@@ -143,19 +143,19 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
             ddp.AllRanks(state).load_state_dict(kept)
             return
         caution(
-            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is damaged, "
+            f"the Trainer resumes at step {step}, and {folders[0] / FILE} is not there on rank 0, or is damaged, "
             "or of other weights: residuals begin at zero. For a checkpoint in another place give "
             "TrainingArguments(resume_from_checkpoint=FOLDER)"
         )
 
     def _folder(self, args: TrainingArguments, step: int) -> Path:
-        """Where the Trainer keeps the checkpoint of a step; in a search each trial has a folder of its own."""
+        """Returns the folder of a step's checkpoint; in a hyperparameter search each trial has a separate folder."""
         place = getattr(self._trainer, "_get_output_dir", None)
         trial = getattr(self._trainer, "_trial", None)
         return Path(args.output_dir if place is None else place(trial=trial)) / f"checkpoint-{step}"
 
-    def _found(self, folders: Sequence[Path]) -> dict[str, Any] | None:
-        """Returns the residuals that belong to this rank's weights; None where no file here does."""
+    def _read(self, folders: Sequence[Path]) -> dict[str, Any] | None:
+        """Returns the residuals that belong to this rank's weights; None if no file has them."""
         own = _digest(self._trainer.model)
         for file in (folder / FILE for folder in folders):
             if file.exists():
@@ -163,15 +163,15 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
                     kept: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
                     if kept.pop(WEIGHTS, own) == own:
                         return kept
-                except Exception as error:  # torch and pickle have many; the other ranks wait for what is found
+                except Exception as error:  # of torch or pickle; this rank must not fail alone: the others wait
                     caution(f"{file} cannot be read: {error}")
         return None
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Digests the trained weights: residuals belong to them, and a folder may be of another run or step.
+    """Returns a digest of the trained weights, which the residuals belong to: a folder may be of another run or step.
 
-    All ranks call it together, for of FSDP2 each has a part of every parameter.
+    All ranks call it together, because with FSDP2 each has a part of every parameter.
     """
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     return bits_digest(each.full_tensor() if isinstance(each, DTensor) else each for each in trained)

@@ -1,4 +1,4 @@
-"""What an exchange under way holds: the memory of its buckets, and its transfers."""
+"""The state of an exchange under way: the memory of its buckets, and its transfers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BucketBuffer:
     future: Future
 
     def values(self) -> Values:
-        """Returns the values, flat, in the compute dtype, where they lie: the buffer's own memory wherever possible."""
+        """Returns the values, flat, in the compute dtype and on the buffer's device; shares its memory if possible."""
         if self.ready is not None:
             self.ready.synchronize()
         buffer = self.buffer.detach().reshape(-1)
@@ -39,11 +39,11 @@ class BucketBuffer:
         return flat if off_host(flat) else flat.numpy()
 
     def fill(self, values: Values, *, keeps_inf: bool = False) -> None:
-        """Copies the values into the buffer, unless they are its own memory; they end at its dtype's largest.
+        """Copies the values into the buffer, clamped to its dtype's range, unless they share its memory.
 
         Args:
-            values: of what `values` returned, in its dtype.
-            keeps_inf: leaves Inf where it is: gradients that nobody has looked at yet.
+            values: in the dtype and shape of what `values` returned.
+            keeps_inf: keeps the buffer's Inf: these gradients have not been checked yet.
         """
         tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
         if self.buffer.data_ptr() == tensor.data_ptr():
@@ -67,5 +67,5 @@ class UnderWay:
     failed: bool = False
 
     def tag(self, way: Pass) -> int:
-        """One sequence of messages for each group of a step and pass."""
+        """Returns the tag of the messages of this bucket group and pass."""
         return 2 * self.exchange.bucket + way.value

@@ -1,8 +1,8 @@
 """A state in a file: tensors as safetensors, everything else as JSON in its header, a digest over both. No pickle.
 
-A file is written beside its place, forced to the disk and then renamed, so that a reader finds the old one or the new
-one and never a part. The one before it stays as `FILE.previous`: processes that write at the same step of a training
-do not finish together, and a crash in between must leave a step that all of them have.
+A file is written under a temporary name, forced to the disk and then renamed, so a reader finds the old file or the
+new one and never a part. The previous file stays as `FILE.previous`: processes that write at the same step do not
+finish together, and a crash in between must leave a step that all of them have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = 1
 """Raised when an older reader would misread a file."""
 PREVIOUS, UNFINISHED = ".previous", ".new"
 MAX_HEADER_NBYTES = 100_000_000
-"""Of safetensors' own reader: a longer header is damage."""
+"""The limit of safetensors' reader: a longer header is damage."""
 LOCAL = LocalDisk()
 
 Header = dict[str, Any]
@@ -36,10 +36,10 @@ Header = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A copy of a state, to be written while the state itself goes on changing.
+    """A copy of a state, to be written while the state itself changes.
 
     Args:
-        kind: what it is of, which a reader must name.
+        kind: the kind of state, which a reader must name.
         step: of the training, which a reader may ask for.
         state: as for `write`; every tensor in it is copied.
 
@@ -72,14 +72,14 @@ class Snapshot:
             yield _bytes_of(tensor)
 
     def write(self, path: Path, disk: Disk = LOCAL) -> None:
-        """Writes the file; what was there becomes `path` + `.previous`.
+        """Writes the file; the existing file becomes `path` + `.previous`.
 
         Args:
             path: of the file.
             disk: the file system.
 
         Raises:
-            OSError: it cannot be written. What was there is as it was, and nothing is left beside it.
+            OSError: the file cannot be written. The existing files are unchanged, and no temporary file is left.
         """
         fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
         try:
@@ -95,11 +95,11 @@ class Snapshot:
 
 
 def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk = LOCAL) -> None:
-    """Writes a state; what was at `path` becomes `path` + `.previous`.
+    """Writes a state; the existing file becomes `path` + `.previous`.
 
     Args:
         path: the file, in a folder that exists.
-        kind: what wrote it, which a reader must name.
+        kind: the kind of state, which a reader must name.
         step: of the training, which a reader may ask for.
         state: dicts, lists, tuples, numbers, strings, bytes, None, arrays and tensors, nested in any way.
         disk: the file system.
@@ -123,11 +123,7 @@ def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk
 
 
 def remove_unfinished(path: Path, disk: Disk = LOCAL) -> list[Path]:
-    """Removes what killed processes left of their writes to `path`; never a file that a live process is writing.
-
-    Returns:
-        What was removed.
-    """
+    """Removes and returns the unfinished files of killed processes at `path`; never one that a live process writes."""
     with suppress(OSError):  # a folder that cannot be read is reported by the first write
         names = disk.names(path.parent)
         ours = [path.with_name(n) for n in names if n.startswith(f"{path.name}.") and n.endswith(UNFINISHED)]
@@ -139,10 +135,10 @@ def remove_unfinished(path: Path, disk: Disk = LOCAL) -> list[Path]:
 
 
 def read(path: Path, kind: str, step: int | None = None, disk: Disk = LOCAL) -> dict[str, Any]:
-    """Returns the state of the newest file, or of the one of a step.
+    """Returns the state in the newest file, or in the file of `step`.
 
     Raises:
-        ConfigError: no such file, another kind, another format, or a file that is damaged.
+        ConfigError: no such file, another kind, another format, or a damaged file.
     """
     there = []
     for file in files_at(path, disk):
@@ -156,20 +152,20 @@ def read(path: Path, kind: str, step: int | None = None, disk: Disk = LOCAL) -> 
 
 
 def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
-    """Returns the steps of the files at a path, newest first; none where there is no file.
+    """Returns the steps of the files at a path, newest first; an empty list without files.
 
     Raises:
-        ConfigError: a file that is damaged.
+        ConfigError: a damaged file.
     """
     return [_header(file, disk)[0]["step"] for file in files_at(path, disk)]
 
 
 def forget_after(path: Path, step: int, disk: Disk = LOCAL) -> None:
-    """Removes the files of later steps, and damaged ones, once everybody goes on from this one."""
+    """Removes the files of later steps, and damaged ones, once all processes have resumed from `step`."""
     for file in files_at(path, disk):
         try:
             later = _header(file, disk)[0]["step"] > step
-        except ConfigError as error:  # what cannot be read now, or only by another version, is not damaged
+        except ConfigError as error:  # a file that is unreadable now, or of another format, is not damaged
             later = error.__cause__ is not None and not isinstance(error.__cause__, OSError)
         if later:
             disk.remove(file)
@@ -189,7 +185,7 @@ def _previous(path: Path) -> Path:
 
 
 def _header(file: Path, disk: Disk) -> tuple[Header, dict[str, str]]:
-    """The header of a checkpoint, and the metadata that hold it."""
+    """Returns a checkpoint's header, and the safetensors metadata that contain it."""
     try:
         nbytes = int.from_bytes(disk.read(file, 0, 8), "little")
         if nbytes > MAX_HEADER_NBYTES:

@@ -17,9 +17,9 @@ class CheckpointFolder:
     """The checkpoints of a training's processes, in one folder.
 
     Args:
-        folder: made if it is missing.
+        folder: created if missing.
         every: exchanges between two checkpoints.
-        resume: whether to go on from the newest step that all of them have.
+        resume: whether to resume from the newest step that all processes have.
     """
 
     folder: Path
@@ -27,17 +27,17 @@ class CheckpointFolder:
     resume: bool = False
 
     def check_files(self, files: Iterable[Path], resuming: str = "--resume") -> None:
-        """Makes the folder, and finds out whether these files can be written, of whatever training.
+        """Makes the folder, and checks that these files can be written.
 
-        Where it does not resume there are none when it begins: what is there later, this run has written.
+        A run that does not resume begins without files, so every file found there later is its own.
 
         Args:
-            files: every process's.
-            resuming: how whoever calls it says that a run is resumed.
+            files: of all processes.
+            resuming: the option that resumes a run, for messages.
 
         Raises:
-            ConfigError: there is no folder, or no permission; what lies there is another run's; or processes of another
-                run write there, which may have no checkpoint yet.
+            ConfigError: no folder, no permission, files of another run, or processes of another run that write there
+                and may have no checkpoint yet.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
@@ -59,21 +59,21 @@ class CheckpointFolder:
             try_out(path, resumes=self.resume)
 
     def server(self, index: int) -> Path:
-        """Where shard `index` writes."""
+        """Returns the path of shard `index`'s file."""
         return self.folder / f"server-{index}.checkpoint"
 
     def arguments(self, path: Path, step: int | None, *, again: bool = False) -> list[str]:
-        """The options of one process.
+        """Returns one process's command-line options.
 
         Args:
             path: of its file.
-            step: to go on from; None: it begins, or resumes from its newest where everybody counts their own.
-            again: it was started before, and goes on from the newest step that all processes have. Without a file of
-                this run, or of the one that it resumes, it begins anew; see `check_files`.
+            step: to resume from; None: it begins, or resumes from its newest where each process counts its own steps.
+            again: the process was started before, and resumes from the newest step that all processes have. Without a
+                file of this run, or of the run that it resumes, it begins anew; see `check_files`.
         """
         arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
         if again:
-            # Killed between two renames, it has left an older name alone.
+            # A process killed between the two renames leaves `FILE.previous` alone.
             return [*arguments, "--resume"] if checkpoint.files_at(path) else arguments
         begins = step is not None and not checkpoint.files_at(path)  # of `forget_lacking`
         if self.resume and not begins:

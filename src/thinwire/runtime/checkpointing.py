@@ -1,7 +1,7 @@
-"""When a process writes its checkpoints.
+"""Writes a process's checkpoints during training.
 
-Training waits while its state is copied; a thread writes the copy. The file is on the disk before the last step before
-the next checkpoint: no process has one that is two ahead of another's, and two files each hold a step that all have.
+Training waits while its state is copied; a thread writes the copy. The write completes before the last step before the
+next checkpoint. No process is two checkpoints ahead of another, and two files each suffice for a common step.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from thinwire.runtime.disk import Disk
 
 
 class CheckpointWriter:
-    """One process's checkpoints, at every so many steps. A write that fails is warned about, and training goes on.
+    """Writes one process's checkpoints, every `every` steps. A failed write is a warning, and training continues.
 
     Args:
-        path: of the file; the one before it stays as `FILE.previous`.
-        kind: what the states are of.
+        path: of the file; the previous file stays as `FILE.previous`.
+        kind: the kind of state.
         every: steps between two checkpoints.
         on_written: called with the step of a checkpoint that is on the disk, by the thread that trains.
         disk: the file system.
         executor: runs the writes; by default a thread.
-        tried: the path was tried out before.
+        tried: `try_out` was called for this path before.
         resumes: as for `try_out`.
 
     Raises:
-        ConfigError: a number of steps below 1, or no file can be written there.
+        ConfigError: `every` is below 1, or no file can be written there.
 
     Example:
         >>> import tempfile
@@ -77,16 +77,16 @@ class CheckpointWriter:
             try_out(path, disk=disk, resumes=resumes)
 
     def begin_at(self, step: int) -> None:
-        """The state of this step is not written again."""
+        """Sets the step that training begins or resumes at; its state is not written again."""
         self._step = step
 
     def stepped(self, step: int, state: Callable[[], Mapping[str, Any] | None], *, lead: int = 0) -> None:
-        """Writes a checkpoint where one is due; called after every step.
+        """Writes a checkpoint if one is due; called after every step.
 
         Args:
             step: that the training has reached.
-            state: returns it; None where there is none of this very step.
-            lead: how many steps somebody may be ahead of this one.
+            state: returns the state; None if it has no state of this exact step.
+            lead: the most steps that another process may be ahead of this one.
         """
         if self._pending is None or self._pending[1].done():
             self.wait()
@@ -116,7 +116,7 @@ class CheckpointWriter:
             self._failing = True
             notice(
                 f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
-                f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole"
+                f"continues, and the next try is in {self.every} steps; the previous checkpoint is intact"
             )
 
     def close(self) -> None:
@@ -128,14 +128,14 @@ class CheckpointWriter:
 
 
 def try_out(path: Path, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
-    """Finds out, before there is anything to lose, whether checkpoints can be written.
+    """Checks, before training begins, that checkpoints can be written.
 
-    Where a training resumes, this function warns instead: a disk that is full now may have room later.
+    If a training resumes, a failure is a warning: a disk that is full now may have space later.
 
     Args:
         path: of the file.
         disk: the file system.
-        resumes: whether a training goes on from what is there.
+        resumes: whether a training resumes from the files there.
 
     Raises:
         ConfigError: no file can be written there.
@@ -147,7 +147,7 @@ def try_out(path: Path, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
     except OSError as error:
         with suppress(OSError):
             disk.remove(trial)
-        told = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
+        failure = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
         if not (resumes and files_at(path, disk)):
-            raise ConfigError(f"{told}Choose another place") from error
-        notice(f"{told}Training goes on from the checkpoints that are there, and new ones are tried when they are due")
+            raise ConfigError(f"{failure}Choose another place") from error
+        notice(f"{failure}Training resumes from the existing checkpoints, and tries again when the next one is due")

@@ -1,8 +1,8 @@
-"""Who writes checkpoints to a path: one process at a time.
+"""A lock on a checkpoint path: one process at a time writes there.
 
-A process holds a lock on `FILE.lock` for as long as it writes. The system drops the lock with the process, also by
-`kill -9`; what is then left of the file keeps nobody from anything. On a network file system a machine that has died
-keeps its locks for a while: a process that resumes waits for that long.
+A process holds a lock on `FILE.lock` while it writes checkpoints. The system releases the lock when the process ends,
+also by `kill -9`; the file that remains blocks no process. On a network file system a machine that has died keeps its
+locks for a while: a process that resumes waits for that long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.errors import ConfigError
 
 LOCK = ".lock"
 ENDING_S = 2.0
-"""How long a process that was killed may take to be gone."""
+"""How long a killed process may take to end."""
 LEASE_S = 100.0
 """How long a network file system keeps the locks of a machine that has died; NFS by default 90 s."""
 _LOOK_S = 0.1
@@ -28,11 +28,11 @@ _LOOK_S = 0.1
 
 @contextmanager
 def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
-    """Keeps a path of checkpoints for this process while the context lasts; without a lock where none can be made.
+    """Reserves a checkpoint path for this process during the context; without a lock where the system has none.
 
     Args:
         path: of the file.
-        resumes: whether a training goes on from what is there: it may be that of a machine that has died.
+        resumes: whether a training resumes from the files there: a machine that has died may still hold the lock.
 
     Raises:
         ConfigError: another process writes there.
@@ -60,10 +60,10 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _held(lock: Path) -> Iterator[None]:
-    """Holds the lock, then removes it. Raises BlockingIOError where another process has it, OSError without locks."""
+    """Holds the lock, then removes it. Raises BlockingIOError if another process holds it, OSError without locks."""
     with FileIO(lock, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(file, lock):  # whoever held it has removed it since it was opened
+        if not _is_at(file, lock):  # its holder removed it after this process opened it
             raise BlockingIOError
         try:
             yield

@@ -1,4 +1,4 @@
-"""The runtime's time: what time it is, and calls at a later one. A test or a simulator brings its own."""
+"""The runtime's clock: the current time, and delayed calls. Tests and simulations replace it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Protocol
 from thinwire.errors import ConfigError
 
 MOMENT_S = 1.0
-"""Where a worker's connection is broken for longer, the other workers and the server's log are told."""
+"""A break of a worker's connection that lasts longer is reported to the other workers and the server's log."""
 
 MAX_WAIT_S = 1e6
-"""Eleven days: longer than any wait of a training, and far below what the system's waits can take."""
+"""Eleven days: longer than any wait of a training, and far below the limit of the system's waits."""
 _LONGEST_SLEEP_S = 3600.0
 
 Cancel = Callable[[], None]
-"""Makes a later call not happen; does nothing once it has."""
+"""Cancels a delayed call; has no effect after the call."""
 
 
 def in_seconds(timeout: float | timedelta) -> float:
-    """Returns a time that a script gives in seconds or as a timedelta.
+    """Returns a duration, given in seconds or as a timedelta, in seconds.
 
     >>> in_seconds(1.5), in_seconds(timedelta(minutes=1))
     (1.5, 60.0)
@@ -33,7 +33,7 @@ def in_seconds(timeout: float | timedelta) -> float:
 
 
 def check_seconds(**given: float) -> None:
-    """Raises ConfigError where one of these times, by the names of their options, is none that can be waited for.
+    """Raises ConfigError where one of these durations, by option name, is not between 0 and `MAX_WAIT_S`.
 
     >>> check_seconds(timeout_s=600.0)
     >>> check_seconds(timeout_s=float("inf"))
@@ -42,22 +42,22 @@ def check_seconds(**given: float) -> None:
     thinwire.errors.ConfigError: timeout_s is inf; give 0 to 1000000 seconds
     """
     for name, seconds in given.items():
-        if not (isinstance(seconds, int | float) and 0 <= seconds <= MAX_WAIT_S):  # NaN as well
+        if not (isinstance(seconds, int | float) and 0 <= seconds <= MAX_WAIT_S):  # refuses NaN, too
             raise ConfigError(f"{name} is {seconds!r}; give 0 to {MAX_WAIT_S:.0f} seconds")
 
 
 class Clock(Protocol):
-    """A time that never goes back, in seconds from any point, and calls at a later time."""
+    """A monotonic time in seconds, from an arbitrary zero, and delayed calls."""
 
     def now(self) -> float:
         """Returns the time, in seconds."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
-        """Calls `callback` once, `delay_s` seconds from now, on any thread; returns what cancels that."""
+        """Calls `callback` once, `delay_s` seconds from now, on any thread; returns a function that cancels it."""
 
 
 class SystemClock:
-    """The machine's monotonic clock. However many calls wait, one thread makes them, and it ends with the last.
+    """The machine's monotonic clock. One thread makes all delayed calls, and ends after the last.
 
     Example:
         >>> cancel = SystemClock().call_later(60.0, lambda: print("too late"))

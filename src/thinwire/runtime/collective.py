@@ -1,11 +1,12 @@
 """Drives a collective core with threads, a peer group, a GPU stream and deadlines.
 
 Two threads each take bucket groups in order. The pushing thread encodes a group's shards and sends them to their
-owners; the pulling thread adds what comes for this rank's shard, sends the average, and completes the buckets with the
-averages of the others. So the next group is encoded and travels while this one waits for its answers. Every wait ends
-at the peer group's timeout.
+owners; the pulling thread adds the packets for this rank's shard, sends the average, and completes the buckets with
+the other ranks' averages. The next group is encoded and sent while this one waits for its answers. Every wait ends at
+the peer group's timeout.
 
-The first failure stops everything: each peer is told why, futures complete with NaN, and `wait_step` raises.
+The first failure stops everything: the rank sends each peer the reason, completes futures with NaN, and `wait_step`
+raises.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 PATIENCE_S = 30.0
-"""After so long it is logged which peer keeps this rank waiting: until the timeout nothing else says so."""
+"""After a wait of this length the log names the peer that is late; no other message comes before the timeout."""
 _CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -43,12 +44,12 @@ class CollectiveDriver:
 
     Args:
         core: this rank's part in the exchange.
-        peers: the way to the other ranks.
+        peers: the connections to the other ranks.
 
     Attributes:
-        failure: what ended the training; None while it goes on.
-        peers: the way to the other ranks.
-        completed: when the last step was complete, in seconds of `time.perf_counter`; 0 before the first.
+        failure: the error that ended the training; None during training.
+        peers: the connections to the other ranks.
+        completed: the time when the last step was complete, in seconds of `time.perf_counter`; 0 before the first.
     """
 
     def __init__(self, core: Collective, peers: PeerGroup) -> None:
@@ -64,7 +65,7 @@ class CollectiveDriver:
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._awaited: tuple[float, int, int] | None = None  # since when, which peer, for which step
-        self._last: threading.Event | None = None  # of the newest job, whose gradients are not kept once it is done
+        self._last: threading.Event | None = None  # of the newest job; keeping the job would keep its gradients
         self._streams: dict[torch.device, Any] = {}
         self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
 
@@ -79,7 +80,7 @@ class CollectiveDriver:
         return self._counters[Pass.PULL]["wait_seconds"]
 
     def release_buffers(self) -> None:
-        """Gives back the memory that messages came into: between two steps, when others are to be much smaller."""
+        """Releases the memory of received messages: between two steps, when the next messages are much smaller."""
         self._buffers.clear()
 
     def spent(self) -> tuple[float, float]:
@@ -89,10 +90,10 @@ class CollectiveDriver:
         return push["encode_seconds"] + pull["decode_seconds"] + copied_s, push["wire_bytes"] + pull["wire_bytes"]
 
     def bucket_ready(self, bucket: Bucket, buffer: torch.Tensor, step: int, index: int, *, last: bool) -> Future:
-        """Takes a bucket whose gradients are ready on the current stream, and returns at once.
+        """Accepts a bucket of gradients that are ready on the current stream, and returns at once.
 
         Args:
-            bucket: what the buffer holds.
+            bucket: describes the tensors in the buffer.
             buffer: float16, bfloat16, float32 or float64, on any device.
             step: of the training.
             index: the bucket's number in the step.
@@ -102,7 +103,7 @@ class CollectiveDriver:
             A future that completes with `buffer`, filled with the averaged gradients.
 
         Raises:
-            ConfigError: it was closed, or the step is being captured in a CUDA graph.
+            ConfigError: the driver was closed, or the step is being captured in a CUDA graph.
         """
         self.check_open()
         if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -116,7 +117,7 @@ class CollectiveDriver:
         event, devices = None, list[int | str | torch.device]()
         if buffer.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            # Of the buffer's own device, which need not be the current one.
+            # The buffer's device need not be the current one.
             event.record(torch.cuda.current_stream(buffer.device))
             devices = [buffer.device]
         future: Future = torch.futures.Future(devices=devices)
@@ -132,9 +133,9 @@ class CollectiveDriver:
         return future
 
     def flush(self, bucket: Bucket, buffer: torch.Tensor, waiting: set[str]) -> None:
-        """Adds to a bucket's gradient what waits in residuals; see `Collective.flush`. On the current stream.
+        """Adds the residuals to a bucket's gradient, on the current stream; see `Collective.flush`.
 
-        Of float16 and bfloat16 gradients, what rounding takes of the sum is lost.
+        The sum is rounded to the gradient's dtype; for float16 and bfloat16 the rounding error is lost.
         """
         held = BucketBuffer(buffer, None, torch.futures.Future())
         values = held.values()
@@ -142,28 +143,28 @@ class CollectiveDriver:
         held.fill(values, keeps_inf=True)
 
     def settle(self) -> None:
-        """Waits for what a step that was broken off has under way: it still changes residuals."""
+        """Waits for the exchanges of an interrupted step: they still change residuals."""
         if self._last is not None:
             self._last.wait()
 
     def wait_step(self) -> None:
-        """Waits for all that has been handed over. Raises what made it fail."""
+        """Waits for all exchanges of the step. Raises the error that made one fail."""
         self.settle()
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises what ended the training, if something did, once the peers have been told: the process may end then."""
+        """Raises the error that ended the training, if any, once the peers have received it: the process may end."""
         if self.failure is not None:
             self._told.wait(2 * FAREWELL.total_seconds())
             raise self.failure
 
     def check_open(self) -> None:
-        """Raises ConfigError once it was closed."""
+        """Raises ConfigError if the driver was closed."""
         if self._closed:
             raise ConfigError("close() was called on this state: wrap the model, and call compress, anew")
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the peers why this rank leaves, in place of its next packet, unless they know of a failure."""
+        """Sends the peers the reason why this rank leaves, in place of its next packet, unless they have a failure."""
         if self._last is not None:
             self._last.wait(FAREWELL.total_seconds())
         if self.failure is None and not self._closed:
@@ -171,23 +172,23 @@ class CollectiveDriver:
             self._tell(abort_packet(error), Pass.PUSH.value)  # the tag of a step's first packet
 
     def close_with(self, model: object) -> None:
-        """Has `close` called when a model is garbage, whose exchanges these are."""
+        """Calls `close` when the model that this driver serves is garbage-collected."""
         weakref.finalize(model, self.close).atexit = False
 
     def close(self) -> None:
-        """Ends the threads, once. Nothing should be under way; what is, is completed, and gets a moment for that."""
+        """Ends the threads, once. Exchanges that are still under way get a moment to complete."""
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._to_push.put(None)  # the pushing thread passes it on, behind what it still has to do
+        self._to_push.put(None)  # the pushing thread passes it on, after its remaining jobs
         for thread in self._threads:
-            if thread is not threading.current_thread():  # which may be the one that collects garbage
+            if thread is not threading.current_thread():  # garbage collection may run on any thread
                 thread.join(_CLOSE_S)
         self._threads.clear()
 
     def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer, index: int, *, last: bool) -> None:
-        """One rank has nobody to send to: its part of an exchange is done at once, and fails as an exchange does."""
+        """Completes a bucket where there is one rank: at once, with the failures of an exchange."""
         values, finite = buffer.values(), False
         try:
             finite = self.failure is None and self._core.complete_alone(bucket, values, index, last=last)
@@ -217,13 +218,13 @@ class CollectiveDriver:
     def _run(self, way: Pass, inbox: queue.SimpleQueue[UnderWay | None], work: Callable[[UnderWay], None]) -> None:
         pushing, stopped = way is Pass.PUSH, False
         while (job := self._next(inbox)) is not None:
-            # When the pushing thread fails, the groups before that one are still completed: peers count on it.
+            # When the pushing thread fails, earlier groups are still completed: peers wait for them.
             stopped = stopped or job.failed or (pushing and self.failure is not None)
             if not stopped:
                 try:
                     with self._own_stream(job.buckets[0].buffer.device):
                         work(job)
-                except Exception as error:  # whatever it is, the training loop must hear of it
+                except Exception as error:  # the training loop must see every error
                     stopped = True
                     self._fail(job, error, way)
             job.failed = stopped
@@ -231,20 +232,20 @@ class CollectiveDriver:
                 self._to_pull.put(job)
             else:
                 self._complete(job)
-            del job  # and with it a step's gradients, which would wait here for the next step
+            del job  # it holds a step's gradients
         if pushing:
             self._to_pull.put(None)
 
     def _next(self, inbox: queue.SimpleQueue[UnderWay | None]) -> UnderWay | None:
-        """Returns a thread's next job. Where none comes for long, it is the other thread that waits for a peer."""
-        told: object = None
+        """Returns a thread's next job; meanwhile logs a peer for which the other thread has waited long."""
+        logged: object = None
         while True:
             try:
                 return inbox.get(timeout=PATIENCE_S / 2)
             except queue.Empty:
                 awaited = self._awaited
-            if awaited is not None and awaited is not told and time.monotonic() - awaited[0] >= PATIENCE_S:
-                told, (since, peer, step), names = awaited, awaited, self.peers.names
+            if awaited is not None and awaited is not logged and time.monotonic() - awaited[0] >= PATIENCE_S:
+                logged, (since, peer, step), names = awaited, awaited, self.peers.names
                 _log.warning(
                     "rank %s has kept rank %s waiting for %.0f s in step %s; after %g s the training ends",
                     *(names[peer], names[self.peers.rank], time.monotonic() - since, step),
@@ -253,27 +254,27 @@ class CollectiveDriver:
 
     @contextmanager
     def _own_stream(self, device: torch.device) -> Iterator[None]:
-        """On a GPU, a stream of the threads' own: on DDP's, their work would queue behind the backward pass."""
+        """Uses the threads' own GPU stream: on DDP's stream their work would queue behind the backward pass."""
         if device.type != "cuda":
             yield
             return
-        # A thread begins on GPU 0. Left there, it goes back to a stream of GPU 0 behind every job, and the process
-        # holds a second context, some 500 MiB, on a GPU that is another rank's.
+        # A thread begins on GPU 0. Without this it would return to a stream of GPU 0 after every job, and the process
+        # would hold a second context, some 500 MiB, on another rank's GPU.
         torch.cuda.set_device(device)
         stream = self._streams.get(device)
-        if stream is None:  # both threads come here, and take the one that is there first
+        if stream is None:  # both threads come here, and use the first one's stream
             stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.stream(stream):
                 yield
         finally:
-            stream.synchronize()  # so that whoever waits for the job need not know of this stream
+            stream.synchronize()  # code that waits for the job need not know of this stream
 
     def _push(self, job: UnderWay) -> None:
         begin = time.perf_counter()
         exchange, counters = job.exchange, self._counters[Pass.PUSH]
         job.values = [bucket.values() for bucket in job.buckets]
-        self._core.started(exchange)  # now that the buckets' streams have done what they were told before: it copies
+        self._core.started(exchange)  # copies, so it follows the wait for the buckets' streams in `values`
         for (peer, way), buffer in self._receive_buffers(exchange).items():
             job.receives.setdefault(way, []).append(self.peers.receive(peer, buffer, job.tag(way)))
         copied = time.perf_counter()
@@ -305,7 +306,7 @@ class CollectiveDriver:
             counters.add("steps", 1)
 
     def _receive(self, job: UnderWay, way: Pass, counters: Counters) -> float:
-        """Hands every peer's packet of a pass to the exchange, and returns the seconds of waiting for them."""
+        """Gives the exchange every peer's packet of a pass; returns the seconds spent waiting."""
         waited = 0.0
         for transfer in job.receives[way]:
             begin = time.perf_counter()
@@ -333,7 +334,7 @@ class CollectiveDriver:
             if job.failed:
                 for bucket in job.buckets:
                     bucket.buffer.fill_(torch.nan)
-        except Exception as error:  # a tensor that cannot be written: somebody waits all the same
+        except Exception as error:  # a tensor that cannot be written: the future must complete nevertheless
             self.failure = self.failure or error
         if job.exchange.last:
             self.completed = time.perf_counter()
@@ -341,13 +342,11 @@ class CollectiveDriver:
         for bucket in job.buckets:
             bucket.future.set_result(bucket.buffer)
         for transfer in [] if job.failed else job.sends:
-            with suppress(
-                TransportError
-            ):  # the next group's receive finds out that the peer is gone, and the others are told
+            with suppress(TransportError):  # the next group's receive reports a peer that is gone
                 self.peers.wait(transfer)
 
     def _receive_buffers(self, exchange: Exchange) -> dict[tuple[int, Pass], ReceiveBuffer]:
-        """A buffer for each peer and pass, by peer and pass: they are used again in every step."""
+        """Returns a buffer for each peer and pass; every step uses the same ones."""
         group = exchange.group
         found = self._buffers.get(group)
         if found is None:
@@ -362,9 +361,9 @@ class CollectiveDriver:
     # ---- failures
 
     def _fail(self, job: UnderWay, error: Exception, way: Pass) -> None:
-        """Keeps the first failure and tells the peers why; after a timeout there is nobody to tell.
+        """Keeps the first failure, and sends the peers the reason.
 
-        gloo closes every connection of a group when one wait times out.
+        After a timeout it sends none: gloo closes every connection of a group when one wait times out.
         """
         self.failure = self.failure or error
         try:
@@ -374,7 +373,7 @@ class CollectiveDriver:
             self._told.set()
 
     def _tell(self, packet: bytearray, tag: int) -> None:
-        """Sends every peer the reason, each by itself: whoever is gone needs none, and keeps it from nobody."""
+        """Sends every peer a reason, separately, so that a peer that is gone blocks no other; then leaves."""
         transfers = []
         for peer in self.peers.peers:
             with suppress(TransportError):

@@ -1,8 +1,8 @@
-"""The worker's connection to a server: opened by address, and replaced where it breaks.
+"""The worker's connection to a server: opened by address, and replaced when it breaks.
 
-To its user it is one connection that is slow at times. After a break it opens another, with growing pauses between the
-attempts; both ends then repeat what the other has not received, so that every message arrives once, and the cores are
-not told. Where the server does not wait (`SessionAccepted.grace_s`), a break is the end, at once.
+Its user sees one connection that is sometimes slow. After a break it opens another, with growing pauses between the
+attempts; both ends then repeat the messages that the other has not received, so every message arrives once, and the
+cores see no break. If the server does not wait (`SessionAccepted.grace_s`), a break ends the session at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from thinwire.transports.grpc import client as grpc_client
 _log = logging.getLogger(__name__)
 
 SESSION_NBYTES = 16
-"""A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
+"""A session's name is a secret of 128 bits: a process that knows it can act as the worker."""
 
 Connect = Callable[[float], Connection]
-"""Opens a connection, waiting so many seconds for the server at most."""
+"""Opens a connection; the argument limits the wait for the server, in seconds."""
 
 
 def server_address(server: str) -> str:
@@ -60,16 +60,16 @@ def connect(
     reconnect_s: float = 0.0,
     options: GrpcOptions | None = None,
 ) -> Connection:
-    """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is returned as it is.
+    """Returns a connection to `grpc://host:port`, once the server answers; returns a Connection unchanged.
 
     Args:
         server: the address, or a connection.
-        connect_timeout_s: how long the server may take to appear, in seconds.
-        reconnect_s: for how long the connection tries to replace a broken one, in seconds; 0: not at all.
+        connect_timeout_s: how long to wait for the server, in seconds.
+        reconnect_s: how long the connection tries to replace a broken one, in seconds; 0: it does not.
         options: of gRPC.
 
     Raises:
-        ConfigError: an address of another form, or times that cannot be waited for.
+        ConfigError: an address of another form, or a duration out of range.
         DeadlineError: no server answers at that address.
     """
     if isinstance(server, Connection):
@@ -88,10 +88,10 @@ def connect(
 
 
 def connect_all(servers: Sequence[str | Connection], **options: Any) -> list[Connection]:
-    """As `connect`, to every shard; where one cannot be reached, the connections that opened are closed.
+    """Connects to every shard as `connect` does; if one cannot be reached, closes the connections that opened.
 
-    A server ends a connection whose worker has not joined in time, and a worker joins once all shards are there: a
-    connection to an address that has waited for long when the last one appears is opened anew.
+    A server ends a connection on which no worker joins in time, and a worker joins once it has reached all shards. A
+    connection that has waited long when the last shard answers is opened anew.
     """
     opened: list[Connection] = []
     since: list[float] = []
@@ -112,13 +112,13 @@ def connect_all(servers: Sequence[str | Connection], **options: Any) -> list[Con
 
 
 class ReconnectingConnection(Connection):
-    """A connection that is replaced where it breaks.
+    """A connection that is replaced when it breaks.
 
     Args:
         connect: opens a connection to the server, always the same one.
-        connect_timeout_s: how long the server may take to appear at first, in seconds.
-        reconnect_s: for how long this end tries to replace a broken connection, in seconds.
-        max_message_nbytes: largest packet that the transport takes.
+        connect_timeout_s: how long to wait for the server at first, in seconds.
+        reconnect_s: how long this end tries to replace a broken connection, in seconds.
+        max_message_nbytes: largest packet that the transport accepts.
 
     Raises:
         DeadlineError: the server does not answer.
@@ -133,14 +133,14 @@ class ReconnectingConnection(Connection):
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
     ) -> None:
         self._connect, self._max_message_nbytes, self._patience_s = connect, max_message_nbytes, reconnect_s
-        # Held while a packet is sent, so that packets leave in the order in which they are kept, and while the
-        # connection is replaced.
+        # Held while a packet is sent, so that packets are sent in the order in which the session keeps them, and while
+        # the connection is replaced.
         self._sending = threading.RLock()
-        # Held for moments only: the session's counts, and whose packets count.
+        # Held briefly: guards the session's counts and `_counted`.
         self._counting = threading.Lock()
         self._connection = connect(connect_timeout_s)
         self._counted: Connection | None = self._connection
-        """The connection whose packets count; None while this end seeks another, on which the server repeats them."""
+        """The connection with counted packets; None during a replacement: the server then repeats its packets."""
         self.address = self._connection.address
         self._session = WorkerSession(
             secrets.token_hex(SESSION_NBYTES), self.address, reconnect_s=reconnect_s, now=time.monotonic
@@ -150,7 +150,7 @@ class ReconnectingConnection(Connection):
 
     @property
     def reconnections(self) -> int:
-        """How often a connection was replaced."""
+        """The number of replaced connections."""
         return self._session.reconnections
 
     @property
@@ -206,13 +206,13 @@ class ReconnectingConnection(Connection):
         self._end().abort()
 
     def _end(self) -> Connection:
-        """Ends the session, and returns the connection that it leaves; no other takes that one's place any more."""
+        """Ends the session, and returns its connection, which is not replaced any more."""
         with self._counting:
             self._session.over = self._session.over or f"this end has closed the session with {self.address}"
             return self._connection
 
     def _replace(self, broken: Connection, error: TransportError) -> None:
-        """Replaces a broken connection, unless another thread has done so. Raises what broke it where it cannot."""
+        """Replaces a broken connection, unless another thread has done so. Raises `error` if it cannot."""
         with self._sending:
             if self._connection is not broken:
                 return
@@ -233,11 +233,11 @@ class ReconnectingConnection(Connection):
             _abandon(broken)
 
     def _carry_out(self, reconnection: Reconnection, why: TransportError) -> Connection:
-        """Runs the procedure; returns the connection that takes the place of the one that `why` broke."""
+        """Runs the procedure; returns the connection that replaces the one that `why` broke."""
         candidate: Connection | None = None
         answer: bytes | None = None
         failure: TransportError | None = None
-        told = False
+        logged = False
         try:
             while True:
                 try:
@@ -245,8 +245,8 @@ class ReconnectingConnection(Connection):
                 except StopIteration:
                     assert candidate is not None
                     return candidate
-                if not told:  # not before: where the server has ended the session, that is what the procedure raises
-                    told = True
+                if not logged:  # not before: if the server has ended the session, the procedure raises that
+                    logged = True
                     _log.warning(
                         "the connection to %s broke: %s. It is tried again, for %g s at most",
                         *(self.address, why, self._patience_s),
@@ -274,12 +274,12 @@ class ReconnectingConnection(Connection):
     def _dial(self, within_s: float) -> Connection:
         try:
             return self._connect(within_s)
-        except ConfigError as error:  # all of it was right at first: a token file that is being replaced is back soon
+        except ConfigError as error:  # the options were valid before: a token file may be absent for a moment
             raise TransportError(str(error)) from error
 
 
 def _arrived(broken: Connection) -> list[bytes | None]:
-    """What a broken connection received before it broke."""
+    """Returns the packets that a broken connection received before it broke."""
     found: list[bytes | None] = []
     with contextlib.suppress(TransportError):
         while not found or found[-1] is not None:

@@ -1,4 +1,4 @@
-"""A digest of tensors' bits: whether two workers, or a model and a state, have the same."""
+"""A digest of tensors' bits, which shows whether two workers, or a model and a state, have equal tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xxhash
 
 
 def bits_digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Returns a digest of some tensors' values, bit by bit, in this order; of any shapes, dtypes and devices.
+    """Returns a digest of tensors' bits, in this order; the tensors may have any shapes, dtypes and devices.
 
     >>> same = bits_digest([torch.zeros(2, 2)]) == bits_digest([torch.zeros(4)])
     >>> same, bits_digest([torch.zeros(1)]) == bits_digest([-torch.zeros(1)]), len(bits_digest([torch.zeros(0)]))

@@ -1,8 +1,8 @@
-"""The file system as checkpoints see it: a handful of operations, which tests and simulations replace.
+"""The file operations that checkpoints need, which tests and simulations replace.
 
-A file that is being written is locked. The system drops the lock with the process, so a file that was left behind by a
-killed process is known from one that a live process is writing. Some file systems have no locks: there files are
-written without, and what is left behind stays.
+A file is locked while it is written. The system releases the lock when the process ends, so the unfinished file of a
+killed process differs from one that a live process is writing. Some file systems have no locks: files are written
+there without, and unfinished files stay.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Disk(Protocol):
     """A file system; its methods raise OSError. Contents last once `write` has entered its context."""
 
     def write(self, path: Path, parts: Iterable[Bytes]) -> AbstractContextManager[None]:
-        """Writes a file and forces its contents to the disk. It is locked until the context ends, where it can be."""
+        """Writes a file and forces its contents to the disk. Locks it, if possible, until the context ends."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file over whatever has the new name."""
+        """Renames a file; replaces a file that has the new name."""
 
     def sync(self, folder: Path) -> None:
         """Forces a folder's names to the disk."""
@@ -36,7 +36,7 @@ class Disk(Protocol):
         """Returns the names in a folder."""
 
     def abandoned(self, path: Path) -> bool:
-        """Whether it is known that no live process is writing a file."""
+        """Returns whether it is certain that no live process is writing a file."""
 
     def read(self, path: Path, start: int = 0, nbytes: int = -1) -> bytes:
         """Returns some bytes of a file, by default all; fewer where it ends before."""
@@ -47,7 +47,7 @@ class LocalDisk:
 
     @contextmanager
     def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
-        with path.open("ab", buffering=0) as file:  # what another process is writing is not truncated
+        with path.open("ab", buffering=0) as file:  # does not truncate a file that another process is writing
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -85,7 +85,7 @@ class LocalDisk:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a process has the lock, or there are no locks here, and nobody can say
+        except OSError:  # a process has the lock, or this file system has no locks
             return False
         finally:
             os.close(descriptor)

@@ -1,8 +1,7 @@
-"""A shard's journal: one JSON line for each gradient that it took and each update that it made, as they travelled.
+"""A shard's journal: one JSON line for each gradient that it received and each update that it sent.
 
-It is written beside the core and not by it, from the messages themselves, so that the core's arithmetic can be held
-against it: every update is of the gradients that came for it, each of them once, and versions grow by one
-(`studies.chaos.audit`). A shard that is started again goes on with the same file.
+The journal is written from the messages and not by the core, so that an audit can check the core: every update
+contains the gradients received for it, each once, and versions grow by one. A restarted shard appends to the same file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=st
 
 
 class Began(Entry, frozen=True, kw_only=True):
-    """The shard's process began, or goes back, with every table at version `step`."""
+    """The shard's process began, or resumed from an earlier step, with every table at version `step`."""
 
     step: int = 0
 
@@ -37,9 +36,9 @@ class Planned(Entry, frozen=True, kw_only=True):
     """The shard has a plan.
 
     Args:
-        workers: of the plan.
-        tables: how many.
-        state: those that are buffers, which are relayed and not updated.
+        workers: number of workers in the plan.
+        tables: number of tables.
+        state: the tables that are buffers, which are relayed and not updated.
         consistency: name of the policy.
     """
 
@@ -50,13 +49,13 @@ class Planned(Entry, frozen=True, kw_only=True):
 
 
 class Joined(Entry, frozen=True, kw_only=True):
-    """A worker asked to take part."""
+    """A worker asked to join."""
 
     rank: int
 
 
 class Took(Entry, frozen=True, kw_only=True):
-    """A gradient of each of these tables came from a worker, for a clock."""
+    """A worker's gradient of each of these tables was received, for a clock."""
 
     rank: int
     step: int
@@ -64,7 +63,7 @@ class Took(Entry, frozen=True, kw_only=True):
 
 
 class Updated(Entry, frozen=True, kw_only=True):
-    """These tables have a new version, made of these workers' gradients; without ranks, of all the plan's."""
+    """These tables have a new version, from these workers' gradients; without ranks, from all workers of the plan."""
 
     version: int
     tables: tuple[int, ...]
@@ -72,7 +71,7 @@ class Updated(Entry, frozen=True, kw_only=True):
 
 
 class Changed(Entry, frozen=True, kw_only=True):
-    """Somebody came or went; these are expected from now on."""
+    """A worker joined or left; these are expected from now on."""
 
     ranks: tuple[int, ...]
     reason: str
@@ -85,7 +84,7 @@ class Journal:
     """Appends to a shard's journal.
 
     Args:
-        path: the file; made if missing, and its folder too.
+        path: the file; created if missing, with its folder.
         step: the version that the shard begins with.
 
     Raises:
@@ -105,11 +104,11 @@ class Journal:
     def __init__(self, path: Path, step: int = 0) -> None:
         self._file = LineFile(path, "entries of the journal")
         self._plan: Plan | None = None
-        self._going_back = False
+        self._resuming = False
         self._write(Began(at=time.time(), step=step))
 
     def received(self, rank: int, message: Message, plan: Plan | None) -> None:
-        """Writes down a push, and who asks to take part; and the shard's plan, where that is new."""
+        """Writes down a push or a join, and the shard's plan if it is new."""
         match message:
             case Join():
                 if plan is not None and plan != self._plan:
@@ -120,12 +119,12 @@ class Journal:
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
 
     def sent(self, message: Message) -> None:
-        """Writes down what an answer says of an update, or of who takes part."""
+        """Writes down an update or a change of members that an answer announces."""
         match message:
-            case Offer(begin=-1):  # the next one that is let in is let in with all
-                self._going_back = True
-            case Welcome() if self._going_back:
-                self._going_back = False
+            case Offer(begin=-1):  # the next `Welcome` is for all workers
+                self._resuming = True
+            case Welcome() if self._resuming:
+                self._resuming = False
                 self._write(Began(at=time.time(), step=message.step))
             case Delta() | Merged():
                 entry = Updated(at=time.time(), version=message.version, tables=message.tables, ranks=message.ranks)

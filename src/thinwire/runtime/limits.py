@@ -1,7 +1,7 @@
-"""How much a server takes from one worker: before it has joined, and then by the plan's shapes.
+"""Limits on the bytes that a server accepts from one worker: before it has joined, and then by the plan's shapes.
 
-The transport reads no more of a packet than these bytes, and a packet's head is held against the numbers before
-anything else of it is looked at; so neither memory nor time depends on what a peer would like to send.
+The transport reads no more of a packet than these bytes, and a packet's head is checked against the limits before its
+body is read. A peer cannot make the server spend more memory or time.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from thinwire.quantities import nbytes_text
 from thinwire.schema import Plan
 
 MAX_OPENING_NBYTES = 64 * 1024
-"""Of a packet about the session, which holds a name and two numbers."""
+"""Limit on a packet about the session, which contains a name and a few numbers."""
 MAX_JOIN_NBYTES = 2**20
-"""Of a worker's first message: a plan takes some 150 bytes a table. As much memory again for each byte, and more, goes
-into what it says, so it is small."""
+"""Limit on a worker's first message: a plan takes some 150 bytes a table. The limit is small because the decoded
+message takes several times the memory."""
 MAX_KEPT_NBYTES = 512 * 2**20
-"""What may wait for a worker's acknowledgement, where its shard is not so large that its values are half of it."""
+"""Limit on packets that wait for a worker's acknowledgement, unless the shard's values need more; see `Allowance`."""
 MAX_ENDED = 1024
-"""Sessions that have ended, whose last packet may be asked for again."""
+"""Number of ended sessions that keep their last packet, in case the worker asks for it again."""
 JOIN_TOO_LARGE = f"a first message of more than {MAX_JOIN_NBYTES} bytes: no model of so many tensors can be served"
 JOIN_WITHIN_S = 120.0
-"""A connection whose worker has not joined by then is ended. Workers connect to all shards, then join."""
+"""A connection on which no worker has joined by then is ended. Workers connect to all shards, then join."""
 
 VALUE_NBYTES = 16
-"""More than any codec takes for a value: an index, a value, and part of a scale, in 64 bits each."""
+"""More than any codec needs for a value: an index, a value, and part of a scale, in 64 bits each."""
 DOWN_NBYTES = 8
-"""Of a value that a worker is sent, float64 at most."""
+"""Size of a value that is sent to a worker: float64 at most."""
 TABLE_NBYTES = 4096
-"""A frame's head, and what a codec sends besides its values."""
+"""Limit on a frame's head and a codec's metadata."""
 MESSAGE_NBYTES, MESSAGE_TABLE_NBYTES, MESSAGE_GROUP_NBYTES = 64 * 1024, 64, 4096
-"""Of a message beside its frames: numbers for every table, an optimizer's options for every parameter group."""
+"""Limits on a message without its frames: numbers for every table, options for every parameter group."""
 
 
 TABLE_WORKER_NBYTES = 130
-"""Of memory, for what a shard knows of one worker and one table."""
+"""Memory of a shard's records of one worker and one table."""
 
 
 def check_memory(plan: Plan) -> None:
-    """Raises ProtocolError where a plan needs more memory than this machine has left, before any of it is taken.
+    """Raises ProtocolError if a plan needs more memory than this machine has left, before it allocates any.
 
-    Counted are the values, the sum of their gradients, and what the shard knows of every worker and table.
+    The estimate counts the values, the sum of their gradients, and the records of every worker and table.
     """
     values = sum(math.prod(filter(None, spec.shape)) for spec in plan.tables)
     needed, free = 8 * values + TABLE_WORKER_NBYTES * plan.workers * len(plan.tables), free_nbytes()
@@ -58,7 +58,7 @@ def check_memory(plan: Plan) -> None:
 
 
 def free_nbytes() -> float:
-    """Returns how much memory this process may take at most, by the kernel and by its container; inf without Linux."""
+    """Returns the bytes of memory that kernel and container leave to this process; inf on systems other than Linux."""
     free = math.inf
     with suppress(OSError, ValueError, IndexError):
         free = 1024.0 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
@@ -69,12 +69,13 @@ def free_nbytes() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a worker that has joined may send in one packet.
+    """The limits on one packet of a worker that has joined.
 
     Args:
-        packet_nbytes: all of it.
-        head: what its head may declare.
-        kept_nbytes: what may wait for its acknowledgement: all values twice, those of a late one and an update.
+        packet_nbytes: the whole packet.
+        head: the sizes that its head may declare.
+        kept_nbytes: the packets that may wait for the worker's acknowledgement: all values twice, once for a late
+            worker's model and once for an update.
     """
 
     packet_nbytes: int
@@ -83,7 +84,7 @@ class Allowance:
 
 
 def allowance(plan: Plan) -> Allowance:
-    """Returns what a plan's shapes allow.
+    """Returns the limits for a plan's shapes.
 
     >>> from thinwire.schema import TableSpec
     >>> tables = (TableSpec(name="weight", shape=(100, 10)),)

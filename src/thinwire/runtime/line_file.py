@@ -1,4 +1,4 @@
-"""A file of lines that a training appends to and can do without."""
+"""A file of lines that a training appends to; a failed write does not stop it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from thinwire.errors import ConfigError
 class LineFile:
     """Appends lines, each by one write, so that processes of one machine may share the file.
 
-    A disk that takes no more is one warning: the training goes on, and the file ends there.
+    A full disk is one warning: training continues, and the file ends there.
 
     Args:
-        path: the file; made if missing, and its folder too.
-        what: is written, for messages: a plural.
+        path: the file; created if missing, with its folder.
+        what: the lines' content, for messages: a plural.
 
     Raises:
         ConfigError: the file cannot be opened for writing.
@@ -32,7 +32,7 @@ class LineFile:
             raise ConfigError(f"{what} cannot be written to {str(path)!r}: {why}") from error
 
     def write(self, line: bytes) -> None:
-        """Appends a line, whose end is added."""
+        """Appends a line and its line break."""
         if self._ended:
             return
         try:
@@ -43,7 +43,7 @@ class LineFile:
         if not whole:
             self._ended = True
             notice(
-                f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them"
+                f"{self._what} are no longer written to {str(self._path)!r}: {why}. Training continues without them"
             )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Where step records go: a file of JSON lines, a Prometheus endpoint, TensorBoard.
+"""Metrics writers, which store step records: in a file of JSON lines, at a Prometheus endpoint, in TensorBoard.
 
-A metrics writer takes one record at a time, from one thread, and is closed when training ends. The library behind a
-writer is imported when it is made.
+A writer accepts one record at a time, from one thread, and is closed when training ends. Its constructor imports the
+library that it needs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _GAUGES = {
     "bits_per_value_push": "Payload bits sent per value in the latest step",
     "bits_per_value_pull": "Payload bits received per value in the latest step",
     "staleness": "Updates that the model of the latest step lacked",
-    "residual_norm": "2-norm of what was not sent",
-    "residual_lag": "2-norm of what was not sent, in units of one step's update",
+    "residual_norm": "2-norm of the residual",
+    "residual_lag": "2-norm of the residual, in units of one step's update",
 }
 _SCORES = {
     "loss": "Training loss of the latest step",
@@ -40,25 +40,25 @@ _SECONDS = ("encode_s", "decode_s", "wait_s")
 
 
 class MetricsWriter(Protocol):
-    """Takes step records."""
+    """Stores step records."""
 
     def record(self, record: StepRecord) -> None:
-        """Takes one table's step."""
+        """Stores one table's step."""
         ...
 
     def close(self) -> None:
-        """Writes what is left and releases files and ports. Closing again does nothing."""
+        """Writes buffered records, and releases files and ports. A second call has no effect."""
         ...
 
 
 class JsonLines:
-    """Appends one JSON object a line to a file, each line at once, so that the file can be followed.
+    """Appends one JSON object a line to a file, without buffering, so that a reader can follow the file.
 
     Workers on one machine may share a file; a full disk is one warning, see `LineFile`. NaN and infinity, which JSON
-    has not, become null.
+    lacks, become null.
 
     Args:
-        path: the file; made if missing, and its folder too.
+        path: the file; created if missing, with its folder.
 
     Raises:
         ConfigError: the file cannot be opened for writing.
@@ -84,15 +84,15 @@ class JsonLines:
 
 
 class Prometheus:
-    """Serves the sums and the latest values of every table at `http://host:port/metrics`, in a thread of its own.
+    """Serves the sums and the latest values of every table at `http://host:port/metrics`, in another thread.
 
-    All names begin with `thinwire_` and carry the labels `table` and `rank`: the counters `payload_bytes_total`
+    All names begin with `thinwire_` and have the labels `table` and `rank`: the counters `payload_bytes_total`
     (`direction` push or pull), `seconds_total` (`phase` encode, decode or wait), `steps_total` and
-    `skipped_steps_total`; gauges are named as in `StepRecord`. Values of a step as a whole have an empty `table`.
+    `skipped_steps_total`; gauges are named as in `StepRecord`. Values of a whole step have an empty `table`.
 
     Args:
-        port: TCP port; 0 takes a free one, see `port`.
-        host: address to listen at. The endpoint asks nobody who they are: the default is this machine alone.
+        port: TCP port; 0 chooses a free one, see `port`.
+        host: address to listen at. The endpoint has no authentication, so by default only this machine can reach it.
 
     Raises:
         TransportError: the port is in use, or the address is not this machine's.
@@ -144,11 +144,11 @@ class Prometheus:
 class TensorBoard:
     """Writes scalars for TensorBoard, one chart per quantity and table: `bits_per_value_push/fc.weight`, …
 
-    A quantity of the step as a whole has its name alone: `loss`. A full disk is one warning: the training goes on, and
-    the charts end there.
+    A quantity of the whole step has its name alone: `loss`. A full disk is one warning: training continues, and the
+    charts end there.
 
     Args:
-        folder: where the event file goes; one folder per run and worker.
+        folder: of the event file; one folder per run and worker.
 
     Raises:
         ConfigError: TensorBoard is not installed, or the folder cannot be written.
@@ -183,10 +183,10 @@ class TensorBoard:
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """No more is written; says so the first time."""
+        """Stops writing, and warns of that once."""
         if not self._ended:
             self._ended = True
             notice(
-                f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. The "
-                "training goes on without them"
+                f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. "
+                "Training continues without them"
             )

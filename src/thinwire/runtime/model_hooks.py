@@ -1,7 +1,7 @@
-"""Hooks on a model: when torch calls which of a worker's procedures.
+"""Hooks on a model that call a worker's procedures.
 
 A layer's update is applied before its forward pass; a gradient is pushed when the backward pass has produced it.
-`driver` runs a procedure, and the worker says what it does.
+`driver` runs the procedures, which the worker defines.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from thinwire.worker.core import Worker
 from thinwire.worker.model import WorkerTensor
 
 _WHY_NOT_WHOLE = "thinwire takes updates from servers before a layer computes: compile without fullgraph=True"
-"""What torch says where a model is to be one graph."""
+"""Torch's message if the user asked for one graph."""
 _constant: Any = torch.compiler.assume_constant_result  # untyped in torch
 
 
 class ModelHooks:
-    """Hooks on one model, from the moment this is made until `remove`.
+    """Hooks on one model, from construction until `remove`.
 
     Args:
-        model: whose parameters and buffers the worker's tensors are.
-        worker: whose procedures the hooks run.
+        model: has the parameters and buffers of the worker's tensors.
+        worker: defines the procedures that the hooks run.
         driver: runs them.
     """
 
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver, self._tensors = worker, driver, worker.model.tensors
         self._is_copy = self._is_called = False
-        # Torch would trace the hooks of a compiled model, and what they call, into the graph.
+        # Torch would trace a compiled model's hooks, and the functions that they call, into the graph.
         disable: Any = torch.compiler.disable  # untyped in torch
         takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
         reason = {"reason": _WHY_NOT_WHOLE} if takes_reason else {}
@@ -49,7 +49,7 @@ class ModelHooks:
         self._handles: list[Any] = []
         index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
         self.places = ModelPlaces(model, self._tensors, self.remove)
-        # Before all others: weight_norm and its kin compute a layer's weight in such a hook, of parameters as they are.
+        # First of all hooks: weight_norm and similar ones compute a layer's weight from its parameters in such a hook.
         for module in model.modules():
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
             if module is model:
@@ -64,7 +64,7 @@ class ModelHooks:
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
-                # What a backward pass calls would be compiled, too, where a whole training step is.
+                # A compiled training step would compile the backward pass's hooks, too.
                 self._handles.append(register(disable(partial(self._after_gradient, tensor))))
 
     def remove(self) -> None:
@@ -74,32 +74,31 @@ class ModelHooks:
             handle.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
+        """A copied or saved model, such as one of averaged weights, gets hooks without effect."""
         return _hooks_of_copy, ()
 
     def await_updates(self) -> None:
-        """Waits for, and applies, what a forward pass would wait for."""
+        """Waits for all updates that a forward pass would wait for, and applies them."""
         if not self._worker.idle:
             self._pull_now(range(len(self._tensors)))
 
     def settle(self, *_: Any) -> None:
-        """Waits for updates before a state is taken; where they do not come, says that the state is without them.
+        """Waits for updates before a state is saved; if they do not come, warns that the state lacks them.
 
-        A signal's handler, which has interrupted a procedure of this thread and would receive its message, saves what
-        there is.
+        A signal handler that interrupts a procedure of this thread would take its message, so it does not wait.
         """
         if self._is_copy or self._worker.closed or self._driver.runs_here:
             return
         try:
             self.await_updates()
         except ThinwireError as error:
-            caution(f"the state is of before the last exchange, whose end could not be waited for: {error}")
+            caution(f"the state lacks the last exchange, which has not completed: {error}")
 
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
         self._is_called = True
-        if torch.compiler.is_compiling():  # model.compile(): before its one graph
+        if torch.compiler.is_compiling():  # model.compile(): pulls before its one graph
             self._pull_all()
             return
         # Some modules use another's parameters without calling it (attention does), and compiled layers call no hook.
@@ -118,8 +117,7 @@ class ModelHooks:
         if self._is_copy:
             return
         if torch.compiler.is_compiling():
-            # A pull would cut the graph in two, here and before every other layer; within the model's own call that
-            # call pulls.
+            # A pull would split the graph here and before every other layer, so the model's own call pulls.
             if self._is_called:
                 self._traced[layer]()
             else:
@@ -130,12 +128,12 @@ class ModelHooks:
             self._pull_now(own)
 
     def _when_traced(self, own: list[int]) -> Callable[[], int]:
-        """Returns what is called once, while torch traces a layer, and is a constant in the graph that comes of it."""
+        """Returns a function that torch calls once, while it traces a layer; its result is a constant in the graph."""
 
         def traced() -> int:
             self._reached.difference_update(own)
             self._unreached = None
-            self._pull_now(own)  # for this pass, whose call of the model did not know yet
+            self._pull_now(own)  # for this pass: the model's call came before the trace
             return 0
 
         return cast("Callable[[], int]", _constant(traced))

@@ -1,4 +1,4 @@
-"""Where a model has the tensors that a training exchanges, and which training that is."""
+"""The places of exchanged tensors in a model, and the training that each tensor belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 
 _trained: Any = WeakIdKeyDictionary()  # untyped in torch
-"""By parameter a weak reference to the `ModelPlaces` of its training."""
+"""For each parameter, a weak reference to the `ModelPlaces` of its training."""
 
 
 class Exchanged(Protocol):
@@ -22,7 +22,7 @@ class Exchanged(Protocol):
 
     @property
     def name(self) -> str:
-        """In the model."""
+        """The tensor's name in the model."""
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -30,23 +30,23 @@ class Exchanged(Protocol):
 
     @property
     def shown(self) -> torch.Tensor:
-        """The same, detached when the training began."""
+        """The parameter or buffer, detached when the training began."""
 
 
 class ModelPlaces:
-    """The places of a model's exchanged tensors, from the moment this is made until `leave`.
+    """The places of a model's exchanged tensors, from construction until `leave`.
 
     Args:
-        model: whose parameters and buffers the tensors are.
-        tensors: that are exchanged.
-        end: ends the training here, for `release`.
+        model: has the tensors as parameters and buffers.
+        tensors: the exchanged tensors.
+        end: ends the training on this worker, for `release`.
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[Exchanged], end: Callable[[], None]) -> None:
         self._unexchanged: set[str] = set()
         self._tensors, self._end = tensors, end
         of = {id(tensor.parameter): tensor for tensor in tensors}
-        # A dict of a module's, and the name in it.
+        # A module's dict, the name in it, and the tensor.
         self._owners: list[tuple[dict[str, Any], str, Exchanged]] = [
             (owner, name, of[id(found)])
             for module in model.modules()
@@ -59,16 +59,16 @@ class ModelPlaces:
             _trained[tensor.parameter] = weakref.ref(self)
 
     def leave(self) -> None:
-        """Says that the training is over."""
+        """Frees the tensors for another training."""
         for tensor in self._tensors:
             if (found := _trained.get(tensor.parameter)) is not None and found() is self:
                 del _trained[tensor.parameter]
 
     def check(self) -> None:
-        """Checks that the model still has the parameters that are exchanged; keeps what was assigned to buffers.
+        """Checks that the model still has the exchanged parameters; keeps values that were assigned to buffers.
 
         Raises:
-            ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
+            ConfigError: a parameter was moved or replaced, so updates would not reach the model.
         """
         for owner, key, tensor in self._owners:
             parameter, now = tensor.parameter, owner.get(key)
@@ -91,10 +91,10 @@ class ModelPlaces:
         self._warn_of_unfrozen()
 
     def _keep_assigned(self, tensor: Exchanged, now: torch.Tensor) -> bool:
-        """Copies what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it fits."""
+        """Copies a tensor that a forward pass assigned (self.mean = …) into the exchanged buffer, if its shape fits."""
         buffer = tensor.parameter
         if now.shape != tensor.shown.shape:
-            if now is buffer:  # a module has resized it where it lies: what is exchanged lies elsewhere from now on
+            if now is buffer:  # a module has resized it in place: separate it from the exchanged memory
                 buffer.data = buffer.detach().clone()
             if tensor.name not in self._unexchanged:
                 self._unexchanged.add(tensor.name)
@@ -124,7 +124,7 @@ class ModelPlaces:
 
 
 def check_free(model: nn.Module) -> None:
-    """Raises ConfigError where a training that is not over has one of a model's parameters already."""
+    """Raises ConfigError if another training that has not ended exchanges one of the model's parameters."""
     for name, parameter in model.named_parameters():
         if _training(parameter) is not None:
             raise ConfigError(
@@ -135,7 +135,7 @@ def check_free(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Ends what has begun of a training of a model that could not be joined."""
+    """Ends a model's training that began and could not be joined."""
     for parameter in model.parameters():
         if (found := _training(parameter)) is not None:
             found._end()

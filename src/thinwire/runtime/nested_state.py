@@ -1,4 +1,4 @@
-"""A nested state taken apart into JSON and named tensors, and put together again."""
+"""Takes a nested state apart into JSON and named tensors, and puts it together again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The dtypes that a state may hold, by the names that safetensors has for them."""
+"""The dtypes that a state may contain, with their safetensors names."""
 
 
 def take_apart(value: Any, tensors: Tensors) -> Any:
-    """Returns JSON for a value; copies of its tensors and bytes go to `tensors`, under names that the JSON keeps.
+    """Returns JSON for a value; adds copies of its tensors and bytes to `tensors`, under names that the JSON contains.
 
     Args:
         value: dicts, lists, tuples, numbers, strings, bytes, None, arrays and tensors, nested in any way.
-        tensors: to be added to.
+        tensors: receives the copies.
 
     Raises:
-        ConfigError: something else, or a tensor of a type that `DTYPES` lacks.
+        ConfigError: a value of another type, or a tensor of a dtype that `DTYPES` lacks.
 
     Example:
         >>> tensors: Tensors = {}
@@ -70,7 +70,7 @@ def _keep(tensor: torch.Tensor, tensors: Tensors) -> str:
 
 
 def put_together(value: Any, tensors: Tensors) -> Any:
-    """Returns what `take_apart` was given; it holds these very tensors."""
+    """Returns the value that `take_apart` was given, with the tensors of `tensors` and not copies."""
     if isinstance(value, list):
         return [put_together(each, tensors) for each in value]
     if not isinstance(value, dict):

@@ -1,7 +1,6 @@
 """Ranks gather bytes, compare settings, measure the slowest link and leave together, before and after training.
 
-All of it is messages between every two ranks, over any `PeerGroup`; each has its own tag, so that nothing here
-meets the messages of training.
+Every two ranks exchange messages, over any `PeerGroup`; each purpose has its own tag, separate from training's tags.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _NOTE_TAG = _GATHER_TAG + 3
 _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
 FAREWELL = timedelta(seconds=5)
-"""How long a rank that gives up stays until all have received its reason, those too that are still busy."""
+"""How long a failing rank waits for all ranks, busy ones included, to receive its reason."""
 _MESSAGE_NBYTES = 1 << 26
-"""Of what is longer: neither gloo nor AES-GCM takes messages of any length, and rank 0 has a buffer for each."""
+"""Longer data is split: gloo and AES-GCM limit a message's length, and rank 0 has a buffer for each rank."""
 _LENGTH = struct.Struct("<Q")
 _SECONDS = struct.Struct("<d")
 
@@ -37,20 +36,20 @@ def gather(group: PeerGroup, data: bytes) -> list[bytes]:
     """Returns every rank's bytes, in rank order; all ranks call it, each with bytes of any length.
 
     Raises:
-        TransportError: not every rank did in time.
+        TransportError: not every rank called it in time.
     """
     lengths = [_LENGTH.unpack(each)[0] for each in _gather(group, _LENGTH.pack(len(data)), [_LENGTH.size] * group.size)]
     return _gather(group, data, lengths)
 
 
 class Gathering:
-    """A gather under way: it begins when this is made, and `wait` ends it.
+    """A gather under way: the constructor starts it, and `wait` ends it.
 
     Args:
-        group: all ranks make one.
+        group: all ranks construct one.
         data: of this rank.
-        lengths: of every rank's data, in rank order; ranks with none send nothing.
-        tag: keeps it apart from other messages.
+        lengths: of every rank's data, in rank order; ranks with length 0 send no message.
+        tag: distinguishes it from other messages.
     """
 
     def __init__(self, group: PeerGroup, data: bytes, lengths: Sequence[int], tag: int = _NOTE_TAG) -> None:
@@ -61,7 +60,7 @@ class Gathering:
         self._sent = [group.send(peer, bytearray(data), tag) for peer in group.peers if data]
 
     def wait(self) -> list[bytes]:
-        """Returns every rank's data, in rank order. Raises TransportError where a rank does not come in time."""
+        """Returns every rank's data, in rank order. Raises TransportError if a rank does not send in time."""
         for transfer in [*self._received.values(), *self._sent]:
             self._group.wait(transfer)
         found = {peer: bytes(transfer.data) for peer, transfer in self._received.items()}
@@ -69,15 +68,15 @@ class Gathering:
 
 
 def _gather(group: PeerGroup, data: bytes, lengths: Sequence[int]) -> list[bytes]:
-    """As `gather`, where every rank knows how many bytes each of them has."""
+    """Gathers as `gather` does, with lengths that all ranks know."""
     return Gathering(group, data, lengths, _GATHER_TAG).wait()
 
 
 def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
-    """Returns every rank's bytes on rank 0, in rank order, and nothing elsewhere; all ranks call it.
+    """Returns every rank's bytes on rank 0, in rank order, and an empty list elsewhere; all ranks call it.
 
     Raises:
-        TransportError: not every rank did in time.
+        TransportError: not every rank called it in time.
     """
     lengths = [_LENGTH.unpack(each)[0] for each in gather(group, _LENGTH.pack(len(data)))]
     whole = [bytearray() for _ in lengths] if group.rank == 0 else []
@@ -97,7 +96,7 @@ def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
 
 
 def from_first(group: PeerGroup, data: bytes) -> bytes:
-    """Returns rank 0's bytes, of any length; all ranks call it. Raises TransportError as `gather`."""
+    """Returns rank 0's bytes, of any length; all ranks call it. Raises TransportError as `gather` does."""
     (length,) = _LENGTH.unpack(gather(group, _LENGTH.pack(len(data)))[0])
     whole = bytearray()
     for start in range(0, length, _MESSAGE_NBYTES):
@@ -118,12 +117,12 @@ def agree(
 
     Args:
         group: all ranks call it.
-        settings: of this rank; what differs is named in their order.
-        when: what all ranks do then, for messages.
-        wanted: what the message of those that differ asks for.
+        settings: of this rank; the message names differences in their order.
+        when: the call that all ranks make, for the message of a timeout.
+        wanted: the remedy, for the message of a difference.
 
     Raises:
-        ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
+        ProtocolError: a rank's settings differ; the message names the rank and the setting, on every rank.
         TransportError: not every rank called it in time.
     """
     own = json.dumps(list(settings.items()), sort_keys=True).encode()
@@ -142,7 +141,7 @@ def agree(
         other = dict(json.loads(text))
         for key in {**first, **other}:
             if found := list(differences(other.get(key), first.get(key), key)):
-                leave(group, FAREWELL)  # the others have to read the same before this rank's connections go
+                leave(group, FAREWELL)  # the other ranks must read the texts before this rank closes its connections
                 told = ", ".join(
                     f"rank {rank} has {path} = {here} and rank 0 has {there}" for path, here, there in found
                 )
@@ -150,16 +149,16 @@ def agree(
 
 
 def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S, least_nbytes: int = 0) -> float:
-    """Returns bits per second on the slowest way from a rank to the next, all ranks sending at once.
+    """Returns the bits per second of the slowest link from a rank to the next, while all ranks send.
 
-    Takes some 0.1 s: messages grow until one takes long enough to be told from the delay.
+    The measurement takes some 0.1 s: messages grow until one takes much longer than the link's delay.
 
     Args:
         group: all ranks call it.
-        enough_s: how long that is, in seconds.
-        least_nbytes: smaller messages are left out, but for the largest of them; the same on all ranks.
+        enough_s: that length, in seconds.
+        least_nbytes: skips smaller messages, except the largest; the same on all ranks.
     """
-    rate = 0.0
+    link_bps = 0.0
     before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
     sizes = [nbytes for nbytes in _PROBE_NBYTES if 4 * nbytes > least_nbytes] or _PROBE_NBYTES[-1:]
     for nbytes in sizes if group.size > 1 else ():
@@ -172,22 +171,22 @@ def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S, least_n
         taken = time.perf_counter() - begin
         group.wait(sending)
         slowest = max(_SECONDS.unpack(each)[0] for each in gather(group, _SECONDS.pack(taken)))
-        rate = 8 * nbytes / slowest
+        link_bps = 8 * nbytes / slowest
         if slowest >= enough_s:
             break
-    return rate
+    return link_bps
 
 
 def leave(group: PeerGroup, timeout: timedelta) -> None:
     """Waits until every peer has called this too, or is gone, or the time is over.
 
-    A process that ends at once takes its last packets with it: the kernel resets its connections, and what the peers
-    had not read yet is lost.
+    Without this wait a process that ends would lose its last packets: the kernel resets its connections, and peers lose
+    packets that they have not read yet.
     """
     until = time.monotonic() + timeout.total_seconds()
     transfers = []
     for peer in group.peers:
-        with suppress(TransportError):  # this one is gone: the others may not be
+        with suppress(TransportError):  # this peer is gone
             transfers.append(group.receive(peer, ReceiveBuffer(1), _LEAVE_TAG))
             transfers.append(group.send(peer, bytearray(1), _LEAVE_TAG))
     for transfer in transfers:

@@ -1,7 +1,7 @@
-"""Reads step records back: from a file of JSON lines that may still grow, here or at an address.
+"""Reads step records from a file of JSON lines that may still grow, on this machine or at an address.
 
-Reading must not disturb the training, nor stumble over what a killed process left behind: every look opens the file
-anew, takes complete lines, and counts lines that are no records.
+Reading does not disturb the training, and tolerates the partial lines of killed processes: every call of `read` opens
+the file anew, reads complete lines, and counts lines that are no records.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from thinwire.telemetry import StepRecord
 
 _CHUNK_NBYTES = 1 << 22
 _MARK_NBYTES = 4096
-"""The end of what was read is remembered: where something else stands there, it is another file."""
+"""The last bytes read are kept: if the file has other bytes there, it is another file."""
 MAX_LINE_NBYTES = 1 << 20
-"""A record takes some 400 bytes; a longer line than this is of some other file."""
+"""A record takes some 400 bytes; a line of more bytes than this belongs to some other file."""
 _TIMEOUT_S = 5.0
 _MOST = 1e18
-"""No time, count or norm comes to more."""
+"""No time, count or norm is larger."""
 _NUMBERS = (
     *("step", "rank", "numel", "payload_bytes_push", "payload_bytes_pull", "staleness", "itemsize", "ways"),
     *("time_s", "encode_s", "decode_s", "wait_s", "residual_norm", "residual_lag", "link_bps"),
@@ -37,11 +37,11 @@ class RecordFile:
     """A file of step records, followed as it grows.
 
     Args:
-        path: of the file, which need not be there yet.
-        newest_nbytes: of a file that is there already, only so much of its end is read; None: all.
+        path: of the file, which need not exist yet.
+        newest_nbytes: the first read skips all but this many bytes at the end of the file; None: it skips none.
 
     Attributes:
-        damaged: lines so far that are no step records, or have numbers that cannot be.
+        damaged: lines so far that are no step records, or have impossible numbers.
 
     Example:
         >>> import tempfile
@@ -55,21 +55,21 @@ class RecordFile:
     def __init__(self, path: Path, newest_nbytes: int | None = None) -> None:
         self.path, self.damaged = path, 0
         self._newest = newest_nbytes
-        self._offset, self._mark = 0, b""  # what was read, and its end
+        self._offset, self._mark = 0, b""  # the number of bytes read, and the last ones
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def read(self, *, ended: bool = False) -> Iterator[StepRecord]:
-        """Yields the records whose lines were completed since the last call; none while the file is not there.
+        """Yields the records of lines that were completed since the last call; none if the file does not exist.
 
         Args:
-            ended: the file grows no more, and the bytes behind the last line break are a line as well.
+            ended: the file grows no more: the bytes after the last line break are a line, too.
 
         Raises:
             ConfigError: the file cannot be read.
-            TransportError: no server answers there, or not in time.
+            TransportError: no server answers at the address in time.
         """
         while (chunk := self._chunk(self._offset - len(self._mark))) is not None:
-            if not chunk.startswith(self._mark):  # it was emptied, or another file is in its place
+            if not chunk.startswith(self._mark):  # the file was emptied or replaced
                 self._offset, self._mark = 0, b""
                 continue
             lines, last = chunk[len(self._mark) :], len(chunk) < _CHUNK_NBYTES
@@ -82,9 +82,9 @@ class RecordFile:
                 return
 
     def _chunk(self, start: int) -> bytes | None:
-        """Returns some bytes of the file from `start` on; None where there is no file."""
+        """Returns some bytes of the file from `start` on; None if there is no file."""
         try:
-            if self.path.exists() and not self.path.is_file() and not self.path.is_dir():  # a pipe would be waited for
+            if self.path.exists() and not self.path.is_file() and not self.path.is_dir():  # reading a pipe would block
                 raise ConfigError(
                     f"{self.path} is no file but a pipe or a device: give the file that --telemetry wrote"
                 )
@@ -125,13 +125,13 @@ class RecordAddress(RecordFile):
     def __init__(self, url: str) -> None:
         super().__init__(Path())
         self.url = url
-        # No proxy of the environment's, as gRPC takes none: the file is on this machine, or at a tunnel's end.
+        # Ignores the environment's proxies, as gRPC does: the file is on this machine, or at a tunnel's end.
         self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _chunk(self, start: int) -> bytes:
         request = urllib.request.Request(self.url, headers={"Range": f"bytes={start}-{start + _CHUNK_NBYTES - 1}"})
         try:
-            _ = urlsplit(self.url).port  # which no other call looks at: 65536 more would be the same port
+            _ = urlsplit(self.url).port  # no other call checks it: 65536 more would be the same port
             with self._direct.open(request, timeout=_TIMEOUT_S) as answer:
                 skipped = 0 if answer.status == http.HTTPStatus.PARTIAL_CONTENT else start
                 found: bytes = answer.read(skipped + _CHUNK_NBYTES)

@@ -1,12 +1,11 @@
-"""Messages between ranks, sealed with a key that all ranks share: nobody on the way reads or changes them.
+"""Messages between ranks, encrypted and authenticated with a key that all ranks share.
 
-Every message is AES-256-GCM under its sender's key. That key is derived from the shared secret and a random number of
-every rank, drawn when the ranks meet: so no key is used in two runs, whatever is restarted, and nothing that was sent
-in another run can be sent again. A nonce is the receiver, the tag and the message's number among those of this receiver
-and tag. It does not travel, since messages of one tag arrive in order; so a message that is left out, repeated or sent
-back cannot be opened.
+Every message is AES-256-GCM under its sender's key. The key is derived from the shared secret and a random number of
+every rank, drawn when the ranks connect. Two runs never use the same key, so a message of another run cannot be
+replayed. A nonce is the receiver, the tag and the message's number among those of this receiver and tag. It is not
+sent, since messages of one tag arrive in order; so a message that is omitted, repeated or returned cannot be opened.
 
-`cryptography` is imported where it is used, because that takes 0.1 s, and most runs are not sealed.
+`cryptography` is imported at its use, because the import takes 0.1 s and most runs are not sealed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CONFIRM = b"thinwire: ranks have one key"
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A receive under way: where the sealed message arrives, and what opens it."""
+    """A receive under way: the sealed message's transfer, its nonce, and the buffer of the opened message."""
 
     sealed: Transfer
     nonce: bytes
@@ -46,7 +45,7 @@ class _Opening:
 
 
 class SealedPeerGroup(PeerGroup):
-    """A peer group whose messages are sealed; all ranks make one at the same time.
+    """A peer group that seals all messages; all ranks construct one at the same time.
 
     Args:
         group: carries the messages.
@@ -54,7 +53,7 @@ class SealedPeerGroup(PeerGroup):
 
     Raises:
         ProtocolError: another rank has another secret.
-        TransportError: not every rank came in time.
+        TransportError: a rank did not connect in time.
     """
 
     def __init__(self, group: PeerGroup, secret: bytes) -> None:
@@ -67,7 +66,7 @@ class SealedPeerGroup(PeerGroup):
         try:
             gather(self, _CONFIRM)
         except ProtocolError:
-            leave(group, FAREWELL)  # the others have to find out the same before this rank's connections go
+            leave(group, FAREWELL)  # the other ranks must fail the same way before this rank closes its connections
             raise
 
     @property
@@ -75,9 +74,9 @@ class SealedPeerGroup(PeerGroup):
         return self._group.names
 
     def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
-        room = ReceiveBuffer(LENGTH_NBYTES + len(buffer.data) + SEAL_NBYTES)
+        sealed = ReceiveBuffer(LENGTH_NBYTES + len(buffer.data) + SEAL_NBYTES)
         nonce = self._nonce(False, peer, self.rank, tag)
-        return Transfer(peer, _Opening(self._group.receive(peer, room, tag), nonce, buffer), buffer.data)
+        return Transfer(peer, _Opening(self._group.receive(peer, sealed, tag), nonce, buffer), buffer.data)
 
     def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
         length = len(data).to_bytes(LENGTH_NBYTES, "little")
@@ -93,19 +92,19 @@ class SealedPeerGroup(PeerGroup):
         if not isinstance(opening, _Opening):
             return self._group.wait(transfer, timeout)
         sealed = self._group.wait(opening.sealed, timeout)
-        length, room = bytes(sealed[:LENGTH_NBYTES]), opening.buffer.data
+        length, opened = bytes(sealed[:LENGTH_NBYTES]), opening.buffer.data
         nbytes = int.from_bytes(length, "little")
         try:
-            if nbytes > len(room):
+            if nbytes > len(opened):
                 raise InvalidTag
             coded = sealed[LENGTH_NBYTES : LENGTH_NBYTES + nbytes + SEAL_NBYTES]
-            room[:nbytes] = self._ciphers[transfer.peer].decrypt(opening.nonce, coded, length)
+            opened[:nbytes] = self._ciphers[transfer.peer].decrypt(opening.nonce, coded, length)
         except InvalidTag as error:
             raise ProtocolError(
-                f"a message from rank {transfer.peer} cannot be opened: that rank has another key, or somebody on the "
-                "way has changed it; every rank's token file must hold the same token without a rank"
+                f"a message from rank {transfer.peer} cannot be opened: that rank has another key, or the message was "
+                "changed on the way; every rank's token file must hold the same token without a rank"
             ) from error
-        return room
+        return opened
 
     def _nonce(self, sending: bool, peer: int, receiver: int, tag: int) -> bytes:
         """Returns the nonce of the next message between this rank and a peer, by its direction."""
@@ -119,7 +118,7 @@ class SealedPeerGroup(PeerGroup):
 
 
 def _cipher(secret: bytes, salt: bytes, rank: int) -> AESGCM:
-    """Makes what seals and opens a rank's messages."""
+    """Returns the cipher that seals and opens a rank's messages."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF

@@ -1,6 +1,6 @@
-"""A session that outlives its connections: what each end keeps to send again, and how a worker comes back. Sans-IO.
+"""A session that outlives its connections, without IO: each end's unacknowledged packets, and a worker's reconnection.
 
-`ReplayBuffer` counts the messages that one end sent and received. `WorkerSession` is the worker's end; where a
+`ReplayBuffer` counts the messages that one end sent and received. `WorkerSession` is the worker's end; when a
 connection breaks, its procedure `reconnect` yields effects on connections, and receives their results. The caller has
 the sockets, threads and clocks.
 """
@@ -20,16 +20,16 @@ from thinwire.worker.conversation import refusal
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 3.0
 LEAVING_S = 5.0
-"""For how long a worker that has sent its `Leave` tries to receive the answer."""
+"""How long a worker that has sent its `Leave` tries to receive the answer."""
 ACKNOWLEDGE_MESSAGES, ACKNOWLEDGE_NBYTES = 64, 2**20
-"""After so many messages or bytes a receiver acknowledges them, so that the sender may drop its copies."""
+"""A receiver acknowledges after this many messages or bytes, so that the sender may drop its copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open another connection, the candidate, send its opening, and return its first packet, within so many seconds.
+    """Open another connection, the candidate, send the opening, and return the first packet, within `within_s` seconds.
 
-    A candidate before it is given up. The answer is None where the server ended this one in good order.
+    An earlier candidate is abandoned. The answer is None if the server closed the candidate without an error.
     """
 
     within_s: float
@@ -45,24 +45,24 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for so many seconds."""
+    """Wait for `seconds`."""
 
     seconds: float
 
 
 Effect: TypeAlias = Dial | Repeat | Pause
-"""What `reconnect` wants done. Where it cannot be, TransportError is thrown into the procedure."""
+"""A request of `reconnect`. If the caller cannot do it, it throws TransportError into the procedure."""
 Reconnection: TypeAlias = Generator[Effect, bytes | None, None]
 
 
 class ReplayBuffer:
-    """One end of a session: what it sent and may have to send again, and how much it received.
+    """One end of a session: the messages that it may have to send again, and the number that it received.
 
-    Messages are counted, not numbered: they keep their order, so a count says which.
+    Messages are counted, not numbered: they keep their order, so a count identifies them.
 
     Attributes:
-        received: messages that came from the other end.
-        acknowledged: messages of this end that the other is known to have.
+        received: messages received from the other end.
+        acknowledged: messages of this end that the other end has acknowledged.
         nbytes: size of the messages kept.
 
     Example:
@@ -85,7 +85,7 @@ class ReplayBuffer:
         self.nbytes += wire_nbytes(packet)
 
     def record(self, packet: bytes) -> bool:
-        """Counts a message that came; returns whether it is time to acknowledge."""
+        """Counts a received message; returns whether an acknowledgement is due."""
         self.received += 1
         self._due_messages += 1
         self._due_nbytes += len(packet)
@@ -95,10 +95,10 @@ class ReplayBuffer:
         return due
 
     def acknowledge(self, count: int) -> None:
-        """Drops what the other end has: `count` messages since the session began.
+        """Drops messages that the other end has: the first `count` since the session began.
 
         Raises:
-            ProtocolError: fewer than it acknowledged before, or more than there were.
+            ProtocolError: fewer than it acknowledged before, or more than were sent.
         """
         most = self.acknowledged + len(self._sent)
         if not self.acknowledged <= count <= most:
@@ -111,7 +111,7 @@ class ReplayBuffer:
 
     @property
     def unacknowledged(self) -> tuple[bytes, ...]:
-        """What the other end may not have, in order."""
+        """The messages that the other end has not acknowledged, in order."""
         return tuple(self._sent)
 
 
@@ -119,16 +119,16 @@ class WorkerSession:
     """The worker's end of one session with one server.
 
     Args:
-        name: by which the server knows the session again.
-        address: the server's, for messages to people.
-        reconnect_s: for how long the worker tries to replace a broken connection, in seconds.
+        name: identifies the session to the server.
+        address: of the server, for error messages.
+        reconnect_s: how long the worker tries to replace a broken connection, in seconds.
         now: returns a time in seconds.
 
     Attributes:
-        buffer: what was sent and received.
-        server_waits: whether the server keeps the session where a connection breaks; it does until it says otherwise.
-        over: why nothing can be sent or received any more; None while it can.
-        reconnections: how often a connection was replaced.
+        buffer: the messages sent and received.
+        server_waits: whether the server keeps the session when a connection breaks; true until the server denies it.
+        over: the reason why the session has ended; None until then.
+        reconnections: number of replaced connections.
     """
 
     def __init__(self, name: str, address: str, *, reconnect_s: float, now: Callable[[], float]) -> None:
@@ -140,12 +140,12 @@ class WorkerSession:
         self._left = False
 
     def check(self) -> None:
-        """Raises TransportError where the session is over."""
+        """Raises TransportError if the session has ended."""
         if self.over is not None:
             raise TransportError(self.over)
 
     def opening(self) -> bytes:
-        """The first packet of every connection."""
+        """Returns the first packet of the next connection."""
         self._num_opened += 1
         return pack(
             SessionOpen(
@@ -157,16 +157,16 @@ class WorkerSession:
         )
 
     def send(self, packet: bytes) -> None:
-        """Notes a packet that is about to be sent."""
+        """Records a packet that is about to be sent."""
         self._left = self._left or kind_of(packet) is Leave
         if self.server_waits:
             self.buffer.append(packet)
 
     def receive(self, packet: bytes) -> tuple[bool, bytes | None]:
-        """Notes a packet that came; returns whether it belongs to the worker, and what to answer at once.
+        """Records a received packet; returns whether it belongs to the worker, and the packet to answer at once.
 
         Raises:
-            ProtocolError: a packet about the session that cannot be.
+            ProtocolError: an invalid packet about the session.
         """
         kind = kind_of(packet)
         if kind is Refused:
@@ -182,24 +182,25 @@ class WorkerSession:
         return True, pack(Acknowledged(count=self.buffer.received)) if due else None
 
     def reconnect(self, error: TransportError, arrived: Callable[[], Sequence[bytes | None]] = tuple) -> Reconnection:
-        """Returns the procedure that replaces a connection which `error` broke: once it returns, the candidate counts.
+        """Returns the procedure that replaces a broken connection; once it ends, the candidate is the connection.
 
         Args:
-            error: what broke the connection.
-            arrived: takes from that connection what it had received; None comes last where the server ended it. The
-                server repeats all that it returns.
+            error: broke the connection.
+            arrived: returns the packets that the connection had received; None is last if the server closed it. The
+                server repeats them all.
 
         Raises:
-            ProtocolError: by the procedure: the server refuses to go on with this session.
-            TransportError: the session is over, or the server does not wait; by the procedure: it was not reached.
+            ProtocolError: raised by the procedure: the server refuses to continue this session.
+            TransportError: the session has ended, or the server does not wait; raised by the procedure: the server was
+                not reached.
         """
         self.check()
         if not self.server_waits:
             raise error
         return self._reconnect(error, arrived)
 
-    def _look_for_end(self, error: TransportError, arrived: Sequence[bytes | None]) -> None:
-        """Raises the server's reason where it has ended the session."""
+    def _raise_ended(self, error: TransportError, arrived: Sequence[bytes | None]) -> None:
+        """Raises the server's reason if it has ended the session."""
         for packet in arrived:
             if packet is None:
                 self.over = str(error)
@@ -211,7 +212,7 @@ class WorkerSession:
                 raise refused
 
     def _reconnect(self, error: TransportError, arrived: Callable[[], Sequence[bytes | None]]) -> Reconnection:
-        self._look_for_end(error, arrived())
+        self._raise_ended(error, arrived())
         patience = min(self._reconnect_s, LEAVING_S) if self._left else self._reconnect_s
         deadline, pause, last = self._now() + patience, FIRST_PAUSE_S, str(error)
         while (left := deadline - self._now()) > 0:
@@ -232,7 +233,7 @@ class WorkerSession:
         raise TransportError(self.over) from error
 
     def _resume(self, left: float) -> Reconnection:
-        """Opens another connection, within `left` seconds, and repeats what the server has not received."""
+        """Opens another connection, within `left` seconds, and repeats the packets that the server has not received."""
         packet = yield Dial(left, self.opening())
         message = None if packet is None else parse(packet)[0]
         if isinstance(message, Refused):

@@ -1,8 +1,8 @@
-"""Sessions that outlive their connections: between a transport and a handler, whose peers are sessions.
+"""Sessions that outlive their connections: a layer between a transport and a handler, to which each peer is a session.
 
-A connection that breaks is not reported for as long as its worker may come back, and what is sent meanwhile is kept and
-sent then. A worker that does not begin with `SessionOpen` has a session of one connection. A peer that has not joined
-is held to the limits of strangers.
+The handler does not see a broken connection while its worker may reconnect; packets sent meanwhile are kept and sent
+then. A worker that does not begin with `SessionOpen` has a session of one connection. A peer that has not joined has
+lower limits.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_NAME = 64
 
 
 class SessionHandler(Handler, Protocol):
-    """A handler whose peers are sessions, which may be without a connection for a while."""
+    """A handler to which each peer is a session, which may lack a connection for a while."""
 
     def interrupted(self, peer: int) -> bool:
-        """The connection of a session broke; returns whether another may take its place."""
+        """A session's connection broke; returns whether another may replace it."""
 
     def resumed(self, peer: int) -> None:
         """An interrupted session has a connection again."""
@@ -47,24 +47,24 @@ class _Session:
 
     number: int
     name: str | None
-    """The worker's, by which it comes back; None where it cannot."""
+    """The worker's name for it, with which the worker reconnects; None if it cannot reconnect."""
     peer: int | None
-    """The transport's number of its connection; None while it has none."""
+    """The transport's number of its connection; None if it has no connection."""
     identity: Identity
-    """Which every connection of the session must prove."""
+    """The identity that every connection of the session must prove."""
     buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
     ended: bool = False
     """Whether the handler has ended it."""
     last: bytes | None = None
     """The packet that ended it."""
     cancel: Cancel | None = None
-    """Makes the server not give up the worker that it waits for."""
+    """Cancels the end of the server's wait for the worker."""
     limit: tuple[int, Callable[[], None]] | None = None
-    """Once it has joined, what each of its connections is limited to."""
+    """The limit of each of its connections, once its worker has joined."""
     kept_nbytes: int = field(default_factory=lambda: MAX_KEPT_NBYTES)
-    """How much may wait for its acknowledgement."""
+    """Limit on the bytes that wait for its acknowledgement."""
     newest: int = 0
-    """How many connections the worker had opened before the last of which the server knows."""
+    """The worker's number of the newest connection that the server has seen."""
 
 
 class SessionServer(Sender):
@@ -72,7 +72,7 @@ class SessionServer(Sender):
 
     Args:
         inner, sender: of sessions; of the transport.
-        grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
+        grace_s: how long a worker may take to reconnect, in seconds; 0 reports every break at once.
         clock: by default the system's.
     """
 
@@ -92,15 +92,15 @@ class SessionServer(Sender):
     # ---- what the transport calls
 
     def opened(self, peer: int) -> None:
-        """Gives the worker some time to join; its first packet names the session."""
+        """Limits the time and bytes until the worker joins; its first packet names the session."""
         late = partial(self._sender.call, partial(self._is_late, peer))
         self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, late)
         self._sender.limit(peer, MAX_JOIN_NBYTES, partial(self._refuse, peer, JOIN_TOO_LARGE))
 
     def received(self, peer: int, packet: bytes) -> None:
-        """Passes a packet on to the handler, unless it is about the session itself."""
+        """Gives the handler a packet, unless the packet is about the session itself."""
         if peer in self._replaced:
-            return  # its session goes on on another connection, which repeats this
+            return  # the session has another connection, which repeats this packet
         session, kind = self._of_peer.get(peer), kind_of(packet)
         try:
             message: Message | None = None
@@ -116,7 +116,7 @@ class SessionServer(Sender):
                 session.buffer.acknowledge(message.count)
                 return
         except ProtocolError as error:
-            if session is not None and not session.ended:  # the handler is to know why it ends
+            if session is not None and not session.ended:  # the handler needs the reason
                 self._abandon(session, str(error))
             else:
                 self._refuse(peer, str(error), lost=isinstance(error, SessionLostError))
@@ -126,7 +126,7 @@ class SessionServer(Sender):
         self._inner.received(session.number, packet)
 
     def closed(self, peer: int, error: str | None) -> None:
-        """Ends the peer's session, or gives its worker the time to come back."""
+        """Ends the peer's session, or gives its worker time to reconnect."""
         self._replaced.discard(peer)
         if joining := self._joining.pop(peer, None):
             joining()
@@ -139,7 +139,7 @@ class SessionServer(Sender):
             return
         if not self._inner.interrupted(session.number):
             self._end(session, error)
-        elif not session.ended:  # the handler's answer may be to end it
+        elif not session.ended:  # the handler may have ended it
 
             def give_up() -> None:
                 if session.cancel is cancel and not session.ended:
@@ -150,7 +150,7 @@ class SessionServer(Sender):
     # ---- what the handler calls, with a session's number in place of a peer's
 
     def send(self, peer: int, packet: bytes) -> None:
-        """Sends to a session: now where it is connected, and again later where that does not arrive."""
+        """Sends a packet to a session: now if it is connected, and again after a break."""
         session = self._numbered.get(peer)
         if session is None or session.ended:
             return
@@ -164,7 +164,7 @@ class SessionServer(Sender):
             self._sender.send(session.peer, packet)
 
     def close(self, peer: int, packet: bytes | None = None) -> None:
-        """Ends a session; one that is not connected is sent the last packet when it comes back."""
+        """Ends a session; a worker that is not connected receives the last packet when it reconnects."""
         session = self._numbered.get(peer)
         if session is None or session.ended:
             return
@@ -178,7 +178,7 @@ class SessionServer(Sender):
         self._sender.call(callback)
 
     def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
-        """Limits a session's packets, and what may wait for its acknowledgement; once its worker has joined."""
+        """Limits a session's packets, and the bytes that wait for its acknowledgement, once its worker has joined."""
         if session := self._numbered.get(peer):
             session.limit = nbytes, exceeded
             session.kept_nbytes = max(session.kept_nbytes, pending_nbytes)
@@ -203,9 +203,9 @@ class SessionServer(Sender):
         return session
 
     def _admit(self, session: _Session) -> None:
-        """Gives a session's connection what its worker may do once it has joined.
+        """Sets the limits of a joined worker on the session's connection.
 
-        All that is kept may wait to be sent: it may have to be repeated at once, behind a `SessionAccepted`.
+        All kept packets may wait to be sent: after a `SessionAccepted` they are repeated at once.
         """
         if session.limit is not None and session.peer is not None:
             if joining := self._joining.pop(session.peer, None):
@@ -213,7 +213,7 @@ class SessionServer(Sender):
             self._sender.limit(session.peer, *session.limit, session.kept_nbytes + MAX_OPENING_NBYTES)
 
     def _is_late(self, peer: int) -> None:
-        """The time to join is over; the worker of a server that was busy meanwhile may have joined before this call."""
+        """Refuses a peer that did not join in time, unless it joined while this call waited in the queue."""
         if peer in self._joining:
             self._refuse(peer, f"no Join came within {JOIN_WITHIN_S:g} s")
 
@@ -238,7 +238,7 @@ class SessionServer(Sender):
         elif session.ended:
             self._sender.close(peer, session.last)
             return
-        elif message.connection < session.newest:  # the worker has given this one up, and its packets came late
+        elif message.connection < session.newest:  # late packets of a connection that the worker has replaced
             self._replaced.add(peer)
             self._sender.close(peer)
             return
@@ -260,7 +260,7 @@ class SessionServer(Sender):
             self._sender.send(peer, packet)
 
     def _forget_ended(self) -> None:
-        """Drops the names of sessions that ended long ago, or before many others."""
+        """Drops the names of sessions that ended before the grace time, and of all but the last `MAX_ENDED`."""
         while self._expiring and (self._expiring[0][0] <= self._clock.now() or len(self._expiring) > MAX_ENDED):
             del self._named[self._expiring.popleft()[1]]
 
@@ -273,13 +273,13 @@ class SessionServer(Sender):
         session.peer = None
 
     def _abandon(self, session: _Session, error: str) -> None:
-        """Ends a session whose worker, connected or not, does not keep to the conversation."""
+        """Ends a session because its worker, connected or not, broke the protocol."""
         if session.peer is not None:
             self._replace(session, pack(Refused(reason=error)))
         self._end(session, error)
 
     def _end(self, session: _Session, error: str | None) -> None:
-        """Tells the handler of the end, once. The name stays for as long as its last packet may be asked for."""
+        """Reports the end to the handler, once. The name stays while the worker may ask for the last packet."""
         if session.cancel is not None:
             session.cancel()
         del self._numbered[session.number]

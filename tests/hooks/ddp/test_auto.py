@@ -89,7 +89,7 @@ def run_settings(rank: int) -> dict[str, Any]:
 
 
 def run_limited(rank: int) -> list[Any]:
-    """Goes on from 3LC with a limit of the lag that leaves 3LC out, and from damaged states of the controller."""
+    """Resumes from 3LC with a lag limit that excludes 3LC, and from damaged states of the controller."""
     model, state, _ = made()
     force(state, 4)
     train(model, rank, 3)
@@ -108,7 +108,7 @@ def run_limited(rank: int) -> list[Any]:
 
 
 def run_before_start_step(rank: int) -> dict[str, Any]:
-    """Uncompressed steps of a fixed codec beside plain DDP; and how many reductions the last callback waits for."""
+    """Compares uncompressed steps of a fixed codec with plain DDP; counts the reductions of the last callback."""
     waited: list[int] = []
     finish = ddp.ThinwireState.finish_reductions
 
@@ -129,7 +129,7 @@ def run_before_start_step(rank: int) -> dict[str, Any]:
 
 
 def run_uncompressed(rank: int) -> dict[str, Any]:
-    """Uncompressed steps with notes beside plain DDP."""
+    """Compares uncompressed steps with notes with plain DDP."""
     found = {}
     for name in WAYS:
         models, state = pair(name, "auto")
@@ -144,7 +144,7 @@ def run_uncompressed(rank: int) -> dict[str, Any]:
 
 
 def run_optimizer(rank: int, kinds: list[str]) -> dict[str, Any]:
-    """Settings on a link of 1 Mbit/s, by what `kinds[rank]` names: the optimizers' classes, one after the other."""
+    """Settings on a link of 1 Mbit/s; `kinds[rank]` names the optimizers' classes, in order."""
     module: Any = auto_module
     usual, module.measure_link = module.measure_link, lambda *_: 1e6
     model, state, auto = made()
@@ -172,7 +172,7 @@ def run_optimizer(rank: int, kinds: list[str]) -> dict[str, Any]:
 
 
 def run_fixed(rank: int) -> list[str]:
-    """What a fixed codec warns of, by codec and optimizer; twice each, and with two optimizers."""
+    """The warnings of a fixed codec, by codec and optimizer; twice each, and with two optimizers."""
     found = []
     for codec, name in (("3lc", "AdamW"), ("int8", "AdamW"), ("3lc", "SGD"), ("topk", "RMSprop")):
         model = DistributedDataParallel(mlp())
@@ -231,7 +231,7 @@ def ranks() -> Ranks:
     return run_cases(3, CASES, timeout_s=180.0)  # kernels of all settings may have to compile
 
 
-def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residuals(ranks: Ranks) -> None:
+def test_auto_every_setting_keeps_replicas_equal_and_flushes_residuals(ranks: Ranks) -> None:
     first, *others = ranks["settings"]
     assert [wait == 0 for wait in first["waits"]] == [name == "uncompressed" for name in first["names"]]
     assert first["names"][:3] == ["uncompressed", "3lc[s=1]", "uncompressed"] and len(set(first["names"])) == 6
@@ -243,20 +243,20 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
         assert all(same(mine, theirs) for mine, theirs in zip(first["ends"], other["ends"], strict=True))
 
 
-def test_state_of_auto_resumes_bit_for_bit(ranks: Ranks) -> None:
+def test_auto_state_resumes_bit_identical(ranks: Ranks) -> None:
     first = ranks["settings"][0]
     assert "bit for bit" in first["said"] and same(*first["ends"])
     assert first["kinds"] == {rank: ["auto", "encodes", "lags", "layouts", "owners", "residuals"] for rank in "012"}
 
 
-def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothing(ranks: Ranks) -> None:
+def test_auto_state_smaller_lag_limit_loads_and_damaged_state_raises_config_error(ranks: Ranks) -> None:
     for first, *damaged in ranks["limited"]:
         assert "bit for bit" in first[0] and first[1:] == (True, 3, True, "int8"), first
         for said, *rest in damaged:
             assert "codec='auto' cannot be read" in said and rest == [False, 0, False, "uncompressed"]
 
 
-def test_steps_before_start_step_are_plain_ddp_s_and_finish_in_the_last_callback(ranks: Ranks) -> None:
+def test_start_step_earlier_steps_equal_plain_ddp(ranks: Ranks) -> None:
     """Gloo's threads run no Python."""
     for found in ranks["before start_step"]:
         for name, ((plain, ours), waited, steps, left) in found.items():
@@ -267,13 +267,13 @@ def test_steps_before_start_step_are_plain_ddp_s_and_finish_in_the_last_callback
                 assert len(waited) == 3 and max(waited) >= (1 if name == "one bucket" else 2), (name, waited)
 
 
-def test_uncompressed_steps_with_notes_change_no_bit_of_plain_ddp(ranks: Ranks) -> None:
+def test_auto_uncompressed_steps_equal_plain_ddp(ranks: Ranks) -> None:
     for found in ranks["uncompressed"]:
         for name, ((plain, ours), measured) in found.items():
             assert same(plain, ours) and measured >= 1, name
 
 
-def test_adaptive_optimizer_of_any_rank_keeps_gradients_within_eight_bits_and_sgd_does_not(ranks: Ranks) -> None:
+def test_auto_adaptive_optimizer_on_one_rank_limits_all_to_eight_bits(ranks: Ranks) -> None:
     for case in ("sgd", "adaptive", "one adaptive", "replaced", "none"):
         first, *others = ranks[case]
         assert first["names"][0] == "int8", "until it is known"
@@ -287,23 +287,23 @@ def test_adaptive_optimizer_of_any_rank_keeps_gradients_within_eight_bits_and_sg
     assert "optimizer adaptive" in ranks["adaptive"][0]["report"]
 
 
-def test_rank_0_says_once_what_an_adaptive_optimizer_gains_more_by(ranks: Ranks) -> None:
+def test_auto_adaptive_optimizer_warns_once_of_local_updates(ranks: Ranks) -> None:
     assert [len(each["told"]) for each in ranks["adaptive"]] == [1, 0, 0]
     assert "tw.distribute(model, optimizer)" in ranks["adaptive"][0]["told"][0] and not ranks["sgd"][0]["told"]
 
 
-def test_fixed_codec_of_few_bits_with_an_adaptive_optimizer_warns_once(ranks: Ranks) -> None:
+def test_fixed_codec_few_bits_with_adaptive_optimizer_warns_once(ranks: Ranks) -> None:
     ternary, mild, sgd, sparse = ranks["fixed"][0]
     assert "AdamW" in ternary and "2.97" in ternary and ternary.count("fewer than 8 bits") == 1
     assert not mild and not sgd and "topk" in sparse and ranks["fixed"][1:] == [[""] * 4] * 2
 
 
-def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Ranks) -> None:
+def test_auto_unused_branch_keeps_residual_in_uncompressed_steps(ranks: Ranks) -> None:
     for _, compressed, *elsewhere, taken in ranks["unused"]:
         assert elsewhere == [compressed] * 2 and compressed > 0 and taken == 0
 
 
-def test_a_report_of_auto_does_not_contradict_its_setting() -> None:
+def test_auto_report_matches_setting() -> None:
     nothing: dict[str, Any] = {"taken": 40, "sent_nbytes": 9e6, "uncompressed_nbytes": 9e6, "wait_s": 0.0}
     spent: dict[str, Any] = {**nothing, "encode_s": 2e-3, "decode_s": 0.0, "link_bps": 1e9, "codecs": "auto"}
     said = str(ddp.Report(**spent, steps=0, auto="uncompressed since step 0"))

@@ -1,4 +1,4 @@
-"""Ranks that die, stall or never come are errors that name the rank on all others; a hook that ends leaves nothing."""
+"""Dead, stalled or absent ranks raise errors that name the rank on all others; a closed hook frees its resources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from thinwire.hooks.ddp import hook
 
 
 def run_death_between_two_pushes(rank: int) -> str:
-    """Rank 2 dies after its push to rank 0: rank 1 finds out, while rank 0 waits for rank 1."""
+    """Rank 2 dies after its push to rank 0: rank 1 detects it, while rank 0 waits for rank 1."""
     model = DistributedDataParallel(mlp())
     state = ddp.compress(model, "3lc", measure_link=False)
     train(model, rank, 2)
@@ -52,7 +52,7 @@ def run_death_between_two_pushes(rank: int) -> str:
     return refusal(lambda: train(model, rank, 1, first=2))
 
 
-def test_lost_connection_is_passed_on_with_the_rank_that_is_gone() -> None:
+def test_dead_rank_is_named_on_all_ranks() -> None:
     first, second, _ = run_ranks(3, run_death_between_two_pushes)
     assert "rank 1 gave up: rank 2 is gone" in first and ": rank 2 is gone" in second, (first, second)
 
@@ -79,7 +79,7 @@ def run_death_of_a_shard(rank: int) -> tuple[str, float, float] | None:
 
 
 @pytest.mark.long
-def test_ranks_with_local_updates_hear_which_one_died() -> None:
+def test_local_updates_dead_rank_is_named_on_all_ranks() -> None:
     for text, heard_s, ended_s in run_ranks(3, run_death_of_a_shard)[:2]:
         assert "rank 2 is gone" in text, text
         assert heard_s < 2 and ended_s < 10, "and no rank waits for one that cannot come back"
@@ -103,7 +103,7 @@ def run_late(rank: int, key: str, steps: int) -> str:
         store.set(key, "")
 
 
-def test_absent_or_stalled_rank_is_an_error_within_the_timeout() -> None:
+def test_absent_or_stalled_rank_raises_within_timeout() -> None:
     found = run_cases(2, {"stalls": (run_late, "stalls", 2), "never comes": (run_late, "never comes", 0)})
     assert re.match("TransportError: .*all of them must call|.*every rank must call compress", found["never comes"][0])
     assert found["stalls"][0].startswith("DeadlineError: rank 1 kept rank 0 waiting for more than 1 s")
@@ -148,7 +148,7 @@ def run_connections(rank: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def test_garbage_collected_state_leaves_neither_residuals_threads_nor_sockets() -> None:
+def test_garbage_collected_state_frees_residuals_threads_and_sockets() -> None:
     found = run_cases(3, {"forgotten": (run_forgotten,), "connections": (run_connections,)})
     assert found["forgotten"] == [(True, [], [])] * 3
     assert all(first == last for first, last in found["connections"])
@@ -212,5 +212,5 @@ def run_both(rank: int) -> tuple[bool, int]:
     return run_dropped_after_its_group(rank), run_measured(rank)
 
 
-def test_script_ends_while_gloo_s_threads_are_in_python() -> None:
+def test_script_end_while_gloo_threads_run_python_exits_cleanly() -> None:
     assert run_ranks(2, run_both, timeout_s=30.0) == [(True, 1)] * 2

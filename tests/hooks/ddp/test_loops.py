@@ -122,7 +122,7 @@ def same(a: Weights, b: Weights) -> bool:
     return all(torch.equal(ours, theirs) for ours, theirs in zip(a.values(), b.values(), strict=True))
 
 
-def test_lossless_codec_has_plain_ddp_s_bits_in_every_loop(ranks: dict[str, list[Any]]) -> None:
+def test_training_loops_lossless_codec_equals_plain_ddp(ranks: dict[str, list[Any]]) -> None:
     for name, loop in LOOPS.items():
         plain = ranks[f"{name}, None"][0][0]
         assert same(ranks[f"{name}, None"][1][0], plain), name
@@ -132,7 +132,7 @@ def test_lossless_codec_has_plain_ddp_s_bits_in_every_loop(ranks: dict[str, list
             assert same(plain, ranks["usual, None"][0][0]) == loop.usual, f"{name}: the loop does what it is for"
 
 
-def test_3lc_learns_with_equal_replicas_in_every_loop(ranks: dict[str, list[Any]]) -> None:
+def test_training_loops_3lc_learns_with_equal_replicas(ranks: dict[str, list[Any]]) -> None:
     for name in LOOPS:
         coded, [(*_, lossless), _] = ranks[f"{name}, 3lc"], ranks[f"{name}, fp32"]
         assert same(coded[0][0], coded[1][0]), name
@@ -142,7 +142,7 @@ def test_3lc_learns_with_equal_replicas_in_every_loop(ranks: dict[str, list[Any]
             assert counted["wire_bytes"] / MORE_STEPS < lossless["wire_bytes"] / STEPS / 5, name
 
 
-def test_frozen_layers_stay_and_a_branch_of_one_rank_is_trained_on_all(ranks: dict[str, list[Any]]) -> None:
+def test_training_loops_frozen_layers_stay_and_branch_of_one_rank_trains_on_all(ranks: dict[str, list[Any]]) -> None:
     begun, branched = weights(frozen()), weights(Branched())
     for codec in ("fp32", "3lc"):
         for found, *_ in ranks[f"frozen, {codec}"]:

@@ -1,4 +1,4 @@
-"""The hooks refuse models and loops that they cannot serve, and ranks that differ; they warn of unused gradients."""
+"""The hooks refuse unsupported models and loops, and ranks that differ; they warn of unused gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "auto": ({"codec": "auto"}, "codec.id = 'auto' and rank 0 has '3lc'"),
     "names": ({"codec": "3lc"}, ""),
 }
-"""Settings of rank 2 alone, and what all ranks are told of them."""
+"""Settings of rank 2, and the error on all ranks."""
 MISUSE = {
     "hooked already": "has the hook thinwire_hook already",
     "not wrapped": "wrap it first",
@@ -213,7 +213,7 @@ def ranks() -> dict[str, list[Any]]:
     return run_cases(3, {"misuse": (run_misuse,), "different": (run_different,), **one, **wasted, **lbfgs})
 
 
-def test_models_loops_and_options_that_cannot_be_served_are_refused(ranks: dict[str, list[Any]]) -> None:
+def test_unsupported_models_loops_and_options_raise_config_error(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["misuse"]:
         assert found.keys() == MISUSE.keys()
         for name, text in MISUSE.items():
@@ -222,17 +222,17 @@ def test_models_loops_and_options_that_cannot_be_served_are_refused(ranks: dict[
         assert said.startswith("ConfigError: LBFGS") and unchanged
 
 
-def test_wrapper_of_other_ranks_than_the_group_s_is_refused(ranks: dict[str, list[Any]]) -> None:
+def test_wrapper_over_other_ranks_raises_config_error(ranks: dict[str, list[Any]]) -> None:
     assert all("it is over ranks [0, 1, 2], and group= over [0, 1]" in said for said in ranks["group"][:2]), ranks
 
 
-def test_other_settings_or_another_model_on_one_rank_are_refused_on_all(ranks: dict[str, list[Any]]) -> None:
+def test_different_settings_or_model_on_one_rank_raise_on_all(ranks: dict[str, list[Any]]) -> None:
     for texts in ranks["different"]:
         for text, (_, told) in zip(texts, DIFFERENT.values(), strict=True):
             assert text.startswith("ProtocolError: ") and f"rank 2 has {told}" in text, text
 
 
-def test_models_of_which_nothing_is_compressed_and_unfrozen_parameters_are_warned_of(
+def test_uncompressed_models_and_unfrozen_parameters_warn(
     ranks: dict[str, list[Any]],
 ) -> None:
     for text in (text for texts in ranks["small"] for text in texts):
@@ -241,7 +241,7 @@ def test_models_of_which_nothing_is_compressed_and_unfrozen_parameters_are_warne
         assert before == [] and "(body.weight, body.bias)" in text and "replicas will differ" in text
 
 
-def test_gradients_that_no_optimizer_takes_are_warned_of_once(ranks: dict[str, list[Any]]) -> None:
+def test_discarded_gradients_warn_once(ranks: dict[str, list[Any]]) -> None:
     for how in WASTED:
         for [text] in ranks[how]:
             assert re.search("no optimizer took .* `with model.no_sync", text), (how, text)

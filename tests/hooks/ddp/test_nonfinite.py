@@ -126,7 +126,7 @@ def ranks() -> dict[str, list[Any]]:
     return run_cases(3, CASES)
 
 
-def test_nan_on_one_rank_skips_the_step_on_all_and_leaves_residuals_as_they_were(ranks: dict[str, list[Any]]) -> None:
+def test_nan_on_one_rank_skips_step_on_all_and_keeps_residuals(ranks: dict[str, list[Any]]) -> None:
     for parameter in PARAMETERS:
         results = ranks[f"skip, {parameter}"]
         for each in results:
@@ -135,7 +135,7 @@ def test_nan_on_one_rank_skips_the_step_on_all_and_leaves_residuals_as_they_were
             assert all(bool(value.isfinite().all()) for value in each["weights"].values())
 
 
-def test_grad_scaler_skips_on_all_ranks_and_residuals_follow_its_scale(ranks: dict[str, list[Any]]) -> None:
+def test_grad_scaler_skips_on_all_ranks_and_scales_residuals(ranks: dict[str, list[Any]]) -> None:
     first = ranks["scaler"][0]
     for each in ranks["scaler"]:
         assert each["skipped"] == 1 and each["scales"] == first["scales"]
@@ -147,21 +147,21 @@ def test_grad_scaler_skips_on_all_ranks_and_residuals_follow_its_scale(ranks: di
         assert all(bool(value.isfinite().all()) for value in each["weights"].values())
 
 
-def test_nan_raises_on_all_ranks_by_default_and_no_further_step_succeeds(ranks: dict[str, list[Any]]) -> None:
+def test_nan_raises_on_all_ranks_by_default_and_ends_training(ranks: dict[str, list[Any]]) -> None:
     for parameter in ("0.weight", "5.bias"):
         for rank, (error, _) in enumerate(ranks[f"raise, {parameter}"]):
             assert error.startswith("NonFiniteError") and "NaN or Inf" in error
             assert ("rank 1 gave up" in error) == (rank != 1)
 
 
-def test_nan_in_an_uncompressed_step_skips_it_on_all_ranks(ranks: dict[str, list[Any]]) -> None:
+def test_nan_in_uncompressed_step_skips_on_all_ranks(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["auto, skip"]:
         for name, (seen, finite) in found.items():
             assert [skipped for skipped, *_ in seen] == [1, 1, 2, 3, 3] and finite, (name, seen)
             assert [nan for _, nan, _ in seen] == [True, False, True, True, False], (name, seen)
 
 
-def test_nan_in_an_uncompressed_step_raises_on_all_ranks_by_default(ranks: dict[str, list[Any]]) -> None:
+def test_nan_in_uncompressed_step_raises_on_all_ranks_by_default(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["auto, raise"]:
         for name, (seen, finite) in found.items():
             assert "holds NaN or Inf: some rank's gradient did" in seen[0][2] and all(f for *_, f in seen), (name, seen)

@@ -1,4 +1,4 @@
-"""Checkpoints of the DDP hook: resumed bit for bit, on other numbers of ranks, and refused where they do not fit."""
+"""Checkpoints of the DDP hook: resumed bit for bit, on other numbers of ranks, and refused if they do not match."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_first_half(rank: int, folder: str) -> tuple[Weights, dict[str, Any]]:
 
 
 def run_second_half(rank: int, folder: str) -> list[tuple[Weights, str]]:
-    """Goes on from either checkpoint."""
+    """Resumes from either checkpoint."""
     results = []
     for how in ("torch.save", "dcp"):
         model, state, optimizer = made()
@@ -98,7 +98,7 @@ def run_found(rank: int, folder: str) -> dict[tuple[str, str], str]:
 
 
 def run_misfits(rank: int) -> tuple[dict[str, str], bool]:
-    """Refusals of states that do not fit, and whether the hook's own state stays."""
+    """The errors of mismatched states, and whether the hook's own state stays."""
     model, state, optimizer = made()
     train(model, rank, 3, optimizer=optimizer)
     saved = copy.deepcopy(state.state_dict())
@@ -122,7 +122,7 @@ def run_misfits(rank: int) -> tuple[dict[str, str], bool]:
 
 
 def run_half_loaded(rank: int) -> tuple[str, float]:
-    """Rank 1 alone loads what both have saved."""
+    """Only rank 1 loads the state that both ranks have saved."""
     model, state, _ = made(codec="auto")
     train(model, rank, 3)
     saved = copy.deepcopy(state.state_dict())
@@ -146,7 +146,7 @@ def run_into_auto(rank: int) -> tuple[bool, bool, bool]:
 
 
 def run_resized(rank: int, folder: str) -> list[tuple[dict[str, Any], str, str]]:
-    """Three ranks go on from the checkpoints of two."""
+    """Three ranks resume from the checkpoints of two."""
     results = []
     for how in ("torch.save", "dcp"):
         _, state, _ = made()
@@ -228,14 +228,14 @@ def test_resume_is_bit_exact_from_rank_files_and_from_dcp(saved: Ranks, loaded: 
             assert "bit for bit" in said and same(resumed, through)
 
 
-def test_dcp_folder_of_any_codec_and_of_one_rank_loads_into_any_other(loaded: Ranks) -> None:
+def test_dcp_folder_loads_into_every_codec_and_number_of_ranks(loaded: Ranks) -> None:
     for said in loaded["found"]:
         assert len(said) == 18
         for (kept, _), text in said.items():
             assert ("bit for bit" if kept.endswith("2") else "from 1 ranks on 2") in text, (kept, text)
 
 
-def test_format_of_a_state_and_which_states_merge(saved: Ranks) -> None:
+def test_state_format_and_merge(saved: Ranks) -> None:
     states = [state for _, state in saved["first half"]]
     for rank, state in enumerate(states):
         fields = {key: state[key] for key in ("format", "world_size", "step", "loss_scale")}
@@ -253,7 +253,7 @@ def test_format_of_a_state_and_which_states_merge(saved: Ranks) -> None:
         ddp.merge([])
 
 
-def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> None:
+def test_mismatched_states_raise_config_error_and_keep_state(saved: Ranks) -> None:
     for told, restored in saved["misfits"]:
         assert all(text.startswith("ConfigError: ") for text in told.values()), told
         for name, text in {
@@ -261,13 +261,13 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> 
             "sum": "reduce='mean' and this run 'sum'",
             "encodes": "'encodes' lacks '",
             "foreign": "the model and the exclusions it was saved with",
-            "another rank's": "every rank has residuals of its own",
+            "another rank's": "every rank has its own residuals",
         }.items():
             assert text in told[name], told[name]
         assert restored
 
 
-def test_state_of_another_memory_format_is_refused(saved: Ranks) -> None:
+def test_state_of_another_memory_format_raises_config_error(saved: Ranks) -> None:
     """Residuals lie in the order in which DDP reduces."""
     for said in saved["formats"]:
         for (was, here), (own, resized) in said.items():
@@ -278,17 +278,17 @@ def test_state_of_another_memory_format_is_refused(saved: Ranks) -> None:
                 assert f"here it is {ORDERS[here]}" in text and "model.to(memory_format=" in text, said
 
 
-def test_state_that_one_rank_alone_loaded_is_named_at_the_first_step(saved: Ranks) -> None:
+def test_state_loaded_on_one_rank_raises_at_first_step(saved: Ranks) -> None:
     for said, seconds in saved["half loaded"]:
         assert said.startswith("ProtocolError: rank 1 has step = 3 and rank 0 has 0")
         assert seconds < 20, "and not after the group's timeout"
 
 
-def test_residuals_loaded_into_auto_go_into_the_first_uncompressed_step(saved: Ranks) -> None:
+def test_auto_adds_loaded_residuals_to_first_uncompressed_step(saved: Ranks) -> None:
     assert saved["into auto"] == [(True, False, True)] * 2
 
 
-def test_more_ranks_sum_the_residuals_and_the_report_says_so(resized: list[Any]) -> None:
+def test_more_ranks_divide_residuals_and_report_says_so(resized: list[Any]) -> None:
     for results in resized:
         for state, said, report in results:
             assert state["step"] == 4 and state["world_size"] == 3

@@ -60,7 +60,7 @@ def run_report(rank: int) -> tuple[str, Any, float]:
 
 
 def run_sealed(rank: int) -> tuple[Weights, list[str]]:
-    """Trains as "zstd, many" does, with a token; and returns what ranks are told that have no or another token."""
+    """Trains as "zstd, many" does, with a token; returns the errors of ranks without a token or with another."""
     with tempfile.TemporaryDirectory() as folder:
         shared, own = Path(folder, "shared"), Path(folder, "own")
         shared.write_text("the-token-of-all-ranks")
@@ -74,13 +74,13 @@ def run_sealed(rank: int) -> tuple[Weights, list[str]]:
 
 
 def run_alone(rank: int) -> tuple[Weights, Weights]:
-    """Every rank is in a process group of its own."""
+    """Every rank has a separate process group."""
     wrap = {"process_group": [dist.new_group([only]) for only in range(3)][rank]}
     return run(rank, wrap, {"codec": "3lc"}), run(rank, wrap, None)
 
 
 def run_joined(rank: int) -> list[tuple[Weights, int, list[str]]]:
-    """Two epochs with more batches on some ranks; returns what they warn of, too."""
+    """Two epochs with more batches on some ranks; returns their warnings, too."""
     found = []
     for options in (MANY_BUCKETS, VIEWS, {"static_graph": True}):
         with warnings.catch_warnings(record=True) as heard:
@@ -98,7 +98,7 @@ def run_joined(rank: int) -> list[tuple[Weights, int, list[str]]]:
 
 
 def run_compiled(rank: int) -> dict[str, tuple[list[torch.Tensor], list[str]]]:
-    """Plain DDP, compiled DDP, and DDP of a compiled model, which goes on from the residuals of the first."""
+    """Plain DDP, compiled DDP, and DDP of a compiled model, which resumes from the residuals of the first."""
     results, saved = {}, dict[str, Any]()
     for how in ("plain", "outside", "inside"):
         inner: Any = torch.compile(mlp(), backend="eager") if how == "inside" else mlp()
@@ -136,7 +136,7 @@ def ranks() -> Ranks:
     return run_cases(3, CASES)
 
 
-def test_one_rank_alone_trains_as_plain_ddp(ranks: Ranks) -> None:
+def test_single_rank_trains_as_plain_ddp(ranks: Ranks) -> None:
     for ours, plain in ranks["alone"]:
         assert same(ours, plain), "one rank alone loses nothing"
 
@@ -153,7 +153,7 @@ def test_buckets_packets_and_sealing_change_no_bit(ranks: Ranks) -> None:
         assert heard[1].startswith("ProtocolError") and "another key" in heard[1]
 
 
-def test_uneven_inputs_under_join_keep_replicas_equal_without_warnings(ranks: Ranks) -> None:
+def test_join_with_uneven_inputs_keeps_replicas_equal(ranks: Ranks) -> None:
     for found in ranks["joined"]:
         for (trained, steps, told), (first, *_) in zip(found, ranks["joined"][0], strict=True):
             assert (steps, told) == (10, []) and same(trained, first)
@@ -176,7 +176,7 @@ def test_other_dtypes_train_as_plain_ddp(ranks: Ranks) -> None:
         assert all(same(result, coded[0]) for result in coded) and not same(coded[0], plain[0]), dtype
 
 
-def test_report_counts_bytes_and_buckets_travel_together(ranks: Ranks) -> None:
+def test_report_counts_bytes_of_grouped_buckets(ranks: Ranks) -> None:
     values = sum(parameter.numel() for parameter in mlp().parameters())
     for before, report, messages in ranks["report"]:
         assert before == "thinwire: no step yet"

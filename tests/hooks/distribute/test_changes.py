@@ -63,7 +63,7 @@ def remove_one(model: nn.Module) -> None:
     model.get_parameter("3.bias").grad = None
 
 
-def test_gradient_changed_after_it_left_is_refused_by_name() -> None:
+def test_gradient_changed_after_push_raises_config_error_with_name() -> None:
     cases: list[dict[str, Any]] = [
         {"design": "3lc"},
         {"design": "mem-sgd-topk"},
@@ -83,7 +83,7 @@ def test_gradient_changed_after_it_left_is_refused_by_name() -> None:
                 run_cluster(mlp, steps(change), workers=1, optimizer=sgd, **options)
 
 
-def test_second_backward_pass_is_refused_and_changes_no_residual() -> None:
+def test_second_backward_pass_raises_and_keeps_residuals() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> bool:
         def residuals() -> list[torch.Tensor]:
             return [each["residual"] for each in opt.state_dict()["contexts"].values() if "residual" in each]
@@ -102,7 +102,7 @@ def test_second_backward_pass_is_refused_and_changes_no_residual() -> None:
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum"])
-def test_option_changed_after_gradients_left_is_refused_and_another_step_goes_on(option: str) -> None:
+def test_option_changed_after_push_raises_and_next_step_succeeds(option: str) -> None:
     def final(overlap: bool) -> Any:
         def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
             for step in range(3):
@@ -121,7 +121,7 @@ def test_option_changed_after_gradients_left_is_refused_and_another_step_goes_on
     assert torch.equal(*final(False)) and torch.equal(*final(True))
 
 
-def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step() -> None:
+def test_clipping_applies_without_overlap() -> None:
     """By values: a smaller norm alone is nothing to Adam, nor to signs."""
     cases: list[dict[str, Any]] = [
         {"design": "3lc", "overlap": False},

@@ -24,7 +24,7 @@ DESIGNS = ("local-sgd[h=2]", "3lc")
 
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
-def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) -> None:
+def test_compiled_model_is_one_graph_with_same_bits(design: str, when: str) -> None:
     def compiled(rank: int) -> Any:
         model: Any = mlp(rank)
         if when == "before":

@@ -29,7 +29,7 @@ from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 
 
-def test_averages_of_shared_weights_are_equal_and_of_local_weights_each_worker_s_own() -> None:
+def test_averaged_weights_equal_if_shared_and_differ_if_local() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
         decay: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
         averages = [AveragedModel(model, multi_avg_fn=decay) for _ in range(2)]
@@ -102,7 +102,7 @@ def averaging(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights
     return trained
 
 
-def test_averaged_weights_are_those_of_torchs_averaged_model_and_do_not_change_the_training() -> None:
+def test_averaged_weights_equal_torch_averaged_model() -> None:
     for policy in ("bsp", "ssp[2,mode=aggressive]"):
         averages = Design(name="fp32", up=FP32, down=FP32, ema=0.75, consistency=policy)
         [trained, _], _ = run(averaging, model=make_norm, design=averages)
@@ -170,7 +170,7 @@ def ranks() -> dict[str, list[Any]]:
     return run_cases(2, {design: (run_wrapped, design) for design in DESIGNS})
 
 
-def test_wrapper_changes_no_bit_and_warns_once_its_training_is_over(ranks: dict[str, list[Any]]) -> None:
+def test_ddp_wrapper_changes_no_bit_and_warns_after_training(ranks: dict[str, list[Any]]) -> None:
     for design in DESIGNS:
         for found in ranks[design]:
             assert all(torch.equal(found["plain"], found[way]) for way in ("wrapped", "again", "copied"))

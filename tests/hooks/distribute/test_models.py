@@ -1,4 +1,4 @@
-"""Models with `tw.distribute`: buffers, frozen parameters, and what is refused by the tensor's name."""
+"""Models with `tw.distribute`: buffers, frozen parameters, and refused tensors, which errors name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
-def test_statistics_travel_and_masks_and_tables_stay(design: str) -> None:
+def test_buffers_statistics_are_exchanged_and_masks_stay(design: str) -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, ...]:
         for step in range(4):
             inner_step(model, opt, rank, step)
@@ -63,7 +63,7 @@ def test_statistics_travel_and_masks_and_tables_stay(design: str) -> None:
     assert first[3].any() and (torch.equal(first[3], second[3]) or not local)
 
 
-def test_plan_has_statistics_alone_and_refuses_damaged_ones_by_name() -> None:
+def test_plan_includes_only_statistics_and_refuses_damaged_ones() -> None:
     model = Attends(0)
     planned = make_plan(model, adamw(model), find_design("update"), workers=2)
     buffers = {each.name for each in planned.tensors} - {name for name, _ in model.named_parameters()}
@@ -100,7 +100,7 @@ class Observes(nn.Module):
 @pytest.mark.parametrize(
     ("at_step", "told"), [(0, "begin empty are not exchanged"), (3, r"it is \(40,\) now, and was")]
 )
-def test_resized_and_ignored_buffers_stay_each_workers_own(design: str, at_step: int, told: str) -> None:
+def test_resized_and_ignored_buffers_stay_local(design: str, at_step: int, told: str) -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, ...]:
         for step in range(6):
             inner_step(model, opt, rank, step)
@@ -119,7 +119,7 @@ def test_resized_and_ignored_buffers_stay_each_workers_own(design: str, at_step:
 
 
 class Frozen(nn.Module):
-    """A trained layer behind two frozen ones with the values of a seed; the teacher may follow what is trained."""
+    """A trained layer after two frozen ones with the values of a seed; the teacher may follow the trained layer."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Frozen(nn.Module):
 
 
 @pytest.mark.parametrize("design", ["3lc", "update"])
-def test_frozen_parameters_must_be_equal_on_all_workers_when_a_training_begins(design: str) -> None:
+def test_different_frozen_parameters_raise_at_start(design: str) -> None:
     options: dict[str, Any] = {"optimizer": sgd, "design": design, "overlap": False}
     found, _ = run_cluster(lambda rank: Frozen(), steps(2), **options)
     assert torch.equal(*found)
@@ -143,7 +143,7 @@ def test_frozen_parameters_must_be_equal_on_all_workers_when_a_training_begins(d
     assert not torch.equal(*found)
 
 
-def test_training_with_changed_frozen_parameters_resumes_in_its_first_round() -> None:
+def test_changed_frozen_parameters_resume_in_first_round() -> None:
     """The shard is at exchange 0, and its plan holds the digest of the beginning."""
 
     def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def plan(model: nn.Module, optimizer: torch.optim.Optimizer, design: str) -> obj
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize("design", ["3lc", "update"])
-def test_foreign_meta_and_lazy_parameters_are_refused_by_name(design: str) -> None:
+def test_foreign_meta_and_lazy_parameters_raise_config_error(design: str) -> None:
     model, scale = mlp(0), nn.Parameter(torch.ones(3))
     held = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
     with pytest.raises(ConfigError, match=r"group 0 holds a parameter of shape \(3,\)"):
@@ -211,7 +211,7 @@ def test_foreign_meta_and_lazy_parameters_are_refused_by_name(design: str) -> No
         plan(model, sgd(model), design)
 
 
-def test_optimizer_state_that_servers_would_lose_is_refused() -> None:
+def test_optimizer_state_with_servers_raises_config_error() -> None:
     model = mlp(0)
     used = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inner_step(model, used, 0, 0)
@@ -227,7 +227,7 @@ def test_optimizer_state_that_servers_would_lose_is_refused() -> None:
 @pytest.mark.parametrize(
     ("design", "name"), [("3lc", "0.weight"), ("local-sgd[h=2]", "0.weight"), ("update", "1.running_var")]
 )
-def test_models_of_two_dtypes_are_refused_by_name(design: str, name: str) -> None:
+def test_different_dtypes_on_workers_raise_protocol_error(design: str, name: str) -> None:
     def mixed(rank: int) -> nn.Module:
         model = mlp(rank)
         if rank == 1 and name == "0.weight":

@@ -50,7 +50,7 @@ def watched(poisoned: set[tuple[int, int]]) -> Train:
     return train
 
 
-def test_nan_on_one_worker_skips_the_step_on_all_and_leaves_residuals_as_they_were() -> None:
+def test_nan_on_one_worker_skips_step_on_all_and_keeps_residuals() -> None:
     cases: list[dict[str, Any]] = [
         {"codec": SKIPS, "consistency": "bsp"},
         {"codec": SKIPS, "consistency": "backup[0]"},
@@ -87,7 +87,7 @@ def scaled(scales: bool, clips: bool, overflow_at: int = -1) -> Train:
     return train
 
 
-def test_grad_scaler_changes_no_bit_where_gradients_leave_unscaled() -> None:
+def test_grad_scaler_with_unscaled_pushes_changes_no_bit() -> None:
     for clips in (False, True):
         plain, ours = (
             run_cluster(mlp, scaled(scales, clips), optimizer=sgd, design="3lc", overlap=False)[0]
@@ -96,12 +96,12 @@ def test_grad_scaler_changes_no_bit_where_gradients_leave_unscaled() -> None:
         assert torch.equal(plain[0], ours[0]) and torch.equal(*ours)
 
 
-def test_gradients_that_leave_scaled_are_refused() -> None:
+def test_scaled_pushes_raise_config_error() -> None:
     with pytest.raises((ConfigError, ProtocolError), match=r"nonfinite='skip'.*overlap=False"):
         run_cluster(mlp, scaled(True, False), optimizer=sgd, design="3lc")
 
 
-def test_scaler_s_overflow_is_skipped_by_all_workers_or_refused() -> None:
+def test_grad_scaler_overflow_skips_on_all_workers_or_raises() -> None:
     found, _ = run_cluster(mlp, scaled(True, False, 2), optimizer=sgd, design="3lc[nonfinite=skip]")
     assert torch.isfinite(found[0]).all() and torch.equal(*found)
     # A worker that hears of it from the other, through the server, may be first.
@@ -109,7 +109,7 @@ def test_scaler_s_overflow_is_skipped_by_all_workers_or_refused() -> None:
         run_cluster(mlp, scaled(True, False, 2), optimizer=sgd, design="3lc", overlap=False)
 
 
-def test_forgetting_keeps_what_is_finite_and_of_another_shape() -> None:
+def test_forget_nonfinite_moments_keeps_finite_and_other_shapes() -> None:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter])
     whole, half, alone = torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([3, 4, torch.inf]).half(), torch.ones(2)
@@ -157,7 +157,7 @@ def poisoned(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[to
     return values(model), opt.traffic().get("void_rounds", 0.0), lost
 
 
-def test_a_worker_whose_parameters_are_not_finite_sits_out_one_exchange() -> None:
+def test_nonfinite_parameters_void_one_exchange() -> None:
     cases: list[tuple[str, Any]] = [
         ("local-sgd[h=3]", adamw),
         ("local-sgd[h=3]", offloading),
@@ -175,6 +175,6 @@ def test_a_worker_whose_parameters_are_not_finite_sits_out_one_exchange() -> Non
             assert torch.isfinite(weights).all() and torch.equal(weights, results[0][0]), design
 
 
-def test_parameters_that_are_not_finite_end_the_training_where_the_design_says_so() -> None:
+def test_nonfinite_parameters_raise_if_design_asks() -> None:
     with pytest.raises((NonFiniteError, ProtocolError), match=r"'0.weight' hold NaN or Inf after inner step 8"):
         run_cluster(mlp, poisoned, workers=3, optimizer=adamw, design="local-sgd[h=3,nonfinite=raise]")

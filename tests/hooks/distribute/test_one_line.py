@@ -1,4 +1,4 @@
-"""`tw.distribute(model, optimizer)` under torchrun: what is chosen for which optimizer and link, and what it does."""
+"""`tw.distribute(model, optimizer)` under torchrun: the choice for each optimizer and link, and its training."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from thinwire.hooks.resuming import KeptSteps
 
 STEPS = 11
 LINKS = {"plain all-reduce": 1e12, "local-sgd[h=4]": 2.2e6, "local-sgd[h=16]": 1.7e5}
-"""Bits per second with which each is chosen where a step of `mlp` takes 10 ms."""
+"""Bits per second at which each is chosen if a step of `mlp` takes 10 ms."""
 
 DECIDED = ("codec_down", "consistency", "placement", "reduce", "overlap", "compression", "sparsity")
 
 
 @contextmanager
 def measured(link_bps: float, step_s: float = 0.01) -> Iterator[mock.Mock]:
-    """What ranks would find; yields how often the link was measured."""
+    """Sets the ranks' measurements; yields the number of measurements of the link."""
     with (
         mock.patch("thinwire.runtime.peers.measure_link", return_value=link_bps) as link,
         mock.patch("thinwire.hooks.auto_choice.StepClock.step_s", step_s),
@@ -58,7 +58,7 @@ def step(model: nn.Module, optimizer: Any, rank: int, number: int, *, passes: in
 
 
 def made(rank: int, wrapped: bool) -> tuple[nn.Module, Any]:
-    """What the script calls, and the module itself; other weights on every rank."""
+    """The module that the script calls, and the module inside it; other weights on every rank."""
     module = mlp(rank)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -67,7 +67,7 @@ def made(rank: int, wrapped: bool) -> tuple[nn.Module, Any]:
 
 
 def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, make: Any = adamw) -> dict[str, Any]:
-    """A training; where it stops after some steps, one that went on from what each rank saved."""
+    """A training; if it stops after some steps, each rank resumes from its own state."""
     saved: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for begin, end in ((0, stop), (stop, STEPS)) if stop else ((0, STEPS),):
@@ -160,7 +160,7 @@ def scaled(rank: int) -> tuple[str, int, float]:
 
 
 def again(rank: int) -> list[tuple[str, int, float]]:
-    """One static wrapper in a training after the other, the first of which keeps it quiet; then back to kept steps."""
+    """One static wrapper in two trainings, the first of which disables its all-reduce; then resumes from kept steps."""
     model: Any = DistributedDataParallel(mlp(rank), static_graph=True)
     found: list[tuple[str, int, float]] = []
     for link in ("local-sgd[h=4]", "plain all-reduce"):
@@ -178,7 +178,7 @@ def again(rank: int) -> list[tuple[str, int, float]]:
 
 
 def frameworks(rank: int) -> list[tuple[str, float, bool]]:
-    """The callbacks without a codec, beside classes that stand for the frameworks."""
+    """The callbacks without a codec, with classes that imitate the frameworks."""
     found = []
     for framework in ("transformers", "lightning.pytorch"):
         model = DistributedDataParallel(mlp(0))
@@ -287,7 +287,7 @@ def ranks() -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_an_adaptive_optimizer_gets_what_fits_the_link(ranks: dict[str, list[Any]], link: str) -> None:
+def test_auto_choice_for_adaptive_optimizer_depends_on_link(ranks: dict[str, list[Any]], link: str) -> None:
     bare, wrapped = ranks[f"{link} False"], ranks[f"{link} True"]
     for found in (*bare, *wrapped):
         assert found["chosen"] == link and found["steps"] == STEPS and found["probes"] == 1 and found["rates"]
@@ -308,7 +308,7 @@ def test_an_adaptive_optimizer_gets_what_fits_the_link(ranks: dict[str, list[Any
     assert same or not link.startswith("plain"), "a wrapper changes no bit"
 
 
-def test_a_plain_all_reduce_takes_accumulated_gradients(ranks: dict[str, list[Any]]) -> None:
+def test_plain_all_reduce_averages_accumulated_gradients(ranks: dict[str, list[Any]]) -> None:
     one, other = ranks["accumulated"]
     assert torch.equal(one["end"], other["end"]) and not any(one["equal"][3:])
     assert not torch.equal(one["end"], ranks["plain all-reduce False"][0]["end"])
@@ -318,16 +318,14 @@ def test_a_plain_all_reduce_takes_accumulated_gradients(ranks: dict[str, list[An
     ("link", "stop"),
     [(each, at) for each, *some in (("plain all-reduce", 2, 7), ("local-sgd[h=4]", 3, 7)) for at in some],
 )
-def test_a_training_resumes_bit_for_bit_and_measures_nothing_again(
-    ranks: dict[str, list[Any]], link: str, stop: int
-) -> None:
+def test_auto_resume_is_bit_identical_without_measurement(ranks: dict[str, list[Any]], link: str, stop: int) -> None:
     for whole, resumed in zip(ranks[f"{link} {stop == 7}"], ranks[f"{link} {stop=}"], strict=True):
         assert resumed["chosen"] == link and resumed["steps"] == STEPS and resumed["probes"] == 0
         assert torch.equal(whole["end"], resumed["end"])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_sgd_has_its_gradients_coded_from_the_first_step(ranks: dict[str, list[Any]], wrapped: bool) -> None:
+def test_auto_sgd_codes_gradients_from_first_step(ranks: dict[str, list[Any]], wrapped: bool) -> None:
     for found in ranks[f"sgd {wrapped}"]:
         assert found["first"] == "ddp.compress, auto" and found["kind"] == "ThinwireState"
         assert found["spread"] == found["again"] == 0.0
@@ -336,7 +334,7 @@ def test_sgd_has_its_gradients_coded_from_the_first_step(ranks: dict[str, list[A
         assert wrapped or "and no method or part of it" in found["part"]
 
 
-def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, list[Any]]) -> None:
+def test_auto_scaler_compiled_model_and_several_optimizers_train(ranks: dict[str, list[Any]]) -> None:
     assert ranks["scaled"] == [("local-sgd[h=4]", 8, 0.0)] * 2, "its scale may differ, so that nothing is summed"
     assert ranks["compiled"] == [0.0, 0.0]
     assert ranks["again"] == [[(link, 9, 0.0) for link in ("local-sgd[h=4]", "plain all-reduce") for _ in range(2)]] * 2
@@ -345,7 +343,7 @@ def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, 
         assert chosen == "plain all-reduce" and choice.startswith("auto: SGD and AdamW, link 1000 Gbit/s") and not apart
 
 
-def test_what_cannot_be_is_named(ranks: dict[str, list[Any]]) -> None:
+def test_auto_invalid_arguments_raise_config_error(ranks: dict[str, list[Any]]) -> None:
     for rank, found in enumerate(ranks["misuse"]):
         for name in ("codec", *DECIDED):
             assert f"design='auto' decides {name} itself; leave it out, or name a design" in found[name], found[name]
@@ -368,7 +366,7 @@ def test_what_cannot_be_is_named(ranks: dict[str, list[Any]]) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("sgd", "auto: SGD: gradients"), ("adamw", "auto: AdamW, link ")])
-def test_the_example_says_what_was_chosen(name: str, said: str) -> None:
+def test_auto_example_prints_choice(name: str, said: str) -> None:
     example = Path(__file__).parents[3] / "examples" / "one_line.py"
     text = run_script(2, example, "--steps", "60", "--optimizer", name, "--link", "20mbit")
     assert said in text and "tbf rate 20mbit" in text and "kB a step and rank" in text

@@ -1,4 +1,4 @@
-"""The one line where nothing is to be exchanged, no group is there, or the link becomes slow."""
+"""The one line with a single rank, without a group, and on a link that becomes slow."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def run_alone(_rank: int) -> tuple[str, list[str], str]:
     return str(opt.report()), said, refusal(opt.step)
 
 
-def test_one_rank_alone_exchanges_nothing() -> None:
+def test_single_rank_sends_no_messages() -> None:
     [(report, said, closed)] = run_ranks(1, run_alone)
     assert report == "auto: AdamW, one rank alone" and said == [report] and "is closed" in closed
 
 
-def test_without_a_group_the_line_to_write_is_told() -> None:
+def test_missing_group_raises_config_error_with_remedy() -> None:
     model = mlp(0)
     with pytest.raises(tw.ConfigError, match=r'torch.distributed.init_process_group\("gloo"\)'):
         tw.distribute(model, adamw(model))
@@ -43,7 +43,7 @@ def test_without_a_group_the_line_to_write_is_told() -> None:
         tw.distribute(model, adamw(model), server="grpc://127.0.0.1:1", design="auto")
 
 
-def test_a_link_that_has_become_slow_is_told_once() -> None:
+def test_slow_link_warns_once() -> None:
     watch, said, exchanging = LinkWatch(), list[str](), 0.0
     opt: Any = mock.Mock(spec=LocalUpdateOptimizer)
     for number in range(200):

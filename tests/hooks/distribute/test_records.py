@@ -29,7 +29,7 @@ class Listener(Kept):
         return [record.skipped for record in self.records if record.table == table]
 
 
-def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
+def test_records_mark_unchanged_tables_as_skipped() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         nan = opt._worker.model.tensors[0].parameter
         for step in range(6):
@@ -113,7 +113,7 @@ def test_records_add_up_to_the_traffic() -> None:
                 assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)
 
 
-def test_pages_have_the_reports_ratio() -> None:
+def test_pages_show_report_ratio() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
         for step in range(7):
             one_step(model, opt, rank, step)

@@ -1,4 +1,4 @@
-"""Uncompressed steps take what waits in residuals, and give it back where NaN comes."""
+"""Uncompressed steps add residuals to gradients, and restore them after NaN."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def flush_of(core: Collective) -> Flush:
 
 
 @pytest.mark.parametrize("poisoned", [0, 1])
-def test_residual_added_to_a_step_with_nan_in_any_bucket_waits_again(poisoned: int) -> None:
+def test_flush_nan_in_any_bucket_restores_residual(poisoned: int) -> None:
     core, residual = core_of_one_rank(0.5)
     flush = flush_of(core)
     for nan in (True, False):
@@ -61,7 +61,7 @@ def test_residual_added_to_a_step_with_nan_in_any_bucket_waits_again(poisoned: i
         assert (residual == (0.5 if nan else 0.0)).all()
 
 
-def test_residual_of_a_skipped_step_is_in_units_of_the_next_loss_scale() -> None:
+def test_flush_skipped_step_scales_residual_to_next_loss_scale() -> None:
     core, residual = core_of_one_rank(0.5)
     flush = flush_of(core)
     gradient = torch.ones(SECOND.nbytes // 4)
@@ -77,7 +77,7 @@ def test_residual_of_a_skipped_step_is_in_units_of_the_next_loss_scale() -> None
 
 
 class Slow:
-    """A finite average, and another with NaN that comes in another thread while this one is looked at."""
+    """A finite average, and another with NaN that another thread reports during the check of the first."""
 
     def __init__(self, flush: Flush) -> None:
         self.flush = flush
@@ -89,14 +89,14 @@ class Slow:
         return torch.ones(1)
 
 
-def test_nan_that_comes_while_a_finite_average_is_checked_is_not_forgotten() -> None:
+def test_flush_concurrent_nan_is_detected() -> None:
     """Averages come in gloo's threads and in the backward pass's; the interpreter's lock is free during `sum`."""
     flush = flush_of(core_of_one_rank()[0])
     flush.reduced(Slow(flush))  # type: ignore[arg-type]
     assert flush.undone
 
 
-def test_finite_averages_whose_sum_overflows_are_taken() -> None:
+def test_flush_finite_averages_with_overflowing_sum_are_applied() -> None:
     flush = Flush(core := core_of_one_rank()[0], Driver(core))  # type: ignore[arg-type]
     flush.reduced(torch.full((9,), 3e38))
     flush.reduced(torch.full((9,), 6e4, dtype=torch.float16))

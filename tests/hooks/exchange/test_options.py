@@ -47,7 +47,7 @@ WRONG: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_wrong_values_are_refused_by_the_option_s_name() -> None:
+def test_options_invalid_values_raise_config_error_with_name() -> None:
     for timeout in (60, 0.5, timedelta(seconds=60)):
         ExchangeOptions(**{**USUAL, "timeout": timeout})
     for wrong in WRONG:
@@ -55,14 +55,14 @@ def test_wrong_values_are_refused_by_the_option_s_name() -> None:
         assert said.startswith("ConfigError: ") and next(iter(wrong)) in said, (wrong, said)
 
 
-def test_hooks_check_options_before_ranks_meet() -> None:
+def test_options_are_checked_before_connecting() -> None:
     w: Any = {"w": torch.zeros(3)}
     assert "seed='x'" in refusal(partial(named.compress, w, seed="x"))
     assert "min_numel=-1" in refusal(partial(fsdp.compress, nn.Linear(2, 2), min_numel=-1))
     assert "a list came" in refusal(partial(fsdp.compress, [nn.Linear(2, 2)]))  # type: ignore[arg-type]
 
 
-def test_unknown_names_are_refused_with_what_the_hook_and_the_codec_take_and_every_field_is_described() -> None:
+def test_options_unknown_names_raise_config_error_and_fields_are_documented() -> None:
     w: Any = {"w": torch.zeros(3)}
     for compress, model in ((fsdp.compress, nn.Linear(2, 2)), (named.compress, w)):
         said = refusal(partial(compress, model, seeds=3))  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ DAMAGED: dict[str, tuple[object, str]] = {
 }
 
 
-def test_saved_states_are_taken() -> None:
+def test_saved_states_pass_checks() -> None:
     check_saved(GOOD)
     check_saved(GOOD | {"loss_scale": 0.0, "ranks": {}})
 

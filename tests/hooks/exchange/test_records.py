@@ -128,7 +128,7 @@ def test_recorded_bytes_are_the_bytes_sent(ranks: dict[str, list[Any]]) -> None:
     assert {record.table for record in of_tables(own)} == {name for name, _ in mlp().named_parameters()}
 
 
-def test_records_change_no_bit_and_leave_out_the_steps_between(ranks: dict[str, list[Any]]) -> None:
+def test_records_change_no_bit_and_cover_measured_steps_only(ranks: dict[str, list[Any]]) -> None:
     records, closed, unchanged = ranks["some steps"][0]
     assert unchanged and closed == 1
     assert sorted({record.step for record in of_tables(records)}) == [0, 2, 4, 6, 8]
@@ -144,7 +144,7 @@ def test_records_change_no_bit_and_leave_out_the_steps_between(ranks: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_pages_have_the_reports_ratio_though_few_steps_were_recorded(ranks: dict[str, list[Any]], kind: str) -> None:
+def test_pages_show_report_ratio_with_few_recorded_steps(ranks: dict[str, list[Any]], kind: str) -> None:
     records, ratio, taken = ranks[f"ratio {kind}"][0]
     figures = RecordedSteps(records).figures()
     assert taken == figures.taken == 7 and {each.step for each in of_tables(records)} == {0, 4}

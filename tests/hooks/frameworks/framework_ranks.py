@@ -33,7 +33,7 @@ def examples() -> list[dict[str, torch.Tensor]]:
 
 
 def left(state: Any) -> float:
-    """How much waits in this rank's residuals."""
+    """The size of this rank's residuals."""
     residuals = state.state_dict()["ranks"][str(state.rank)]["residuals"]
     return sum(float(each.abs().sum()) for each in residuals.values())
 

@@ -89,7 +89,7 @@ def unmarked(script: str, into: Path) -> int:
     return len(lines) - len(left)
 
 
-def test_every_script_has_at_most_three_marked_lines_for_thinwire(tmp_path: Path) -> None:
+def test_scripts_mark_at_most_three_lines_for_thinwire(tmp_path: Path) -> None:
     scripts = {door.script for door in DOORS.values()}
     assert scripts == {path.name for path in EXAMPLES.glob("with_*.py")}
     for script in scripts:
@@ -101,7 +101,7 @@ def test_every_script_has_at_most_three_marked_lines_for_thinwire(tmp_path: Path
 @pytest.mark.frameworks
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", DOORS)
-def test_script_has_equal_replicas_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_scripts_keep_replicas_equal_and_resume_bit_identical(name: str, tmp_path: Path) -> None:
     door = DOORS[name]
     unmarked(door.script, tmp_path / "plain")
     plain, _ = train(door, tmp_path / "plain", tmp_path / "a", 2)

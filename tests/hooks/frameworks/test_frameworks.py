@@ -25,7 +25,7 @@ TRAINER = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "Trai
 ADAPTERS = {"lightning": "lightning", "transformers": "transformers accelerate"}
 
 
-def test_a_framework_that_is_missing_is_named_with_the_command_that_installs_it(
+def test_missing_framework_error_names_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for framework, packages in ADAPTERS.items():
@@ -221,18 +221,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return {**run_cases(2, cases), **run_cases(4, sites)}
 
 
-def test_a_trainer_s_machines_need_not_share_a_disk(ranks: dict[str, list[Any]]) -> None:
+def test_trainer_resumes_without_shared_disk(ranks: dict[str, list[Any]]) -> None:
     assert ranks["begun"] == [(0, [], False)] * 2
     assert ranks["one file lost"] == [(3, [], True)] * 2
     for begun, told, waits in ranks["damaged"]:
         assert (begun, len(told), waits) == (0, 1, False), "on all ranks or on none"
 
 
-def test_float16_s_scaler_is_found_by_the_callbacks(ranks: dict[str, list[Any]]) -> None:
+def test_callbacks_pass_float16_scaler(ranks: dict[str, list[Any]]) -> None:
     assert ranks["float16"] == [[(True, 1)] * 2] * 2
 
 
-def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoints(
+def test_callbacks_compress_fsdp2_and_resume_from_checkpoints(
     ranks: dict[str, list[Any]],
 ) -> None:
     for found in ranks["shards"] + ranks["sites"]:
@@ -243,7 +243,7 @@ def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoint
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("replicas", ["1", "2"])
-def test_what_accelerate_shards_is_compressed_and_goes_on_from_its_checkpoints(replicas: str, tmp_path: Path) -> None:
+def test_accelerate_fsdp2_is_compressed_and_resumes_from_checkpoints(replicas: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("framework_ranks.py")
     said = run_script(4, script, "accelerate", str(tmp_path), replicas).splitlines()
     assert f"{replicas}: True 6 True" in said, said
@@ -251,7 +251,7 @@ def test_what_accelerate_shards_is_compressed_and_goes_on_from_its_checkpoints(r
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("framework", ["accelerate", "trainer", "lightning"])
-def test_local_updates_in_a_framework_s_loop(framework: str, tmp_path: Path) -> None:
+def test_framework_loops_with_local_updates(framework: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("framework_ranks.py")
     said = run_script(2, script, f"local {framework}", str(tmp_path)).splitlines()
     assert "local: 8 steps, equal False True" in said, said

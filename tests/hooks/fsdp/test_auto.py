@@ -86,7 +86,7 @@ def ranks() -> dict[str, list[Any]]:
     return run_cases(4, {**cases, "padding": (run_padding,)}, group_timeout_s=60.0)
 
 
-def test_settings_in_turn_add_up_to_the_uncompressed_training(ranks: dict[str, list[Any]]) -> None:
+def test_auto_changing_settings_sum_to_uncompressed_training(ranks: dict[str, list[Any]]) -> None:
     for kind in KINDS:
         first, *_ = results = ranks[f"{kind}, settings"]
         for each in results:
@@ -97,11 +97,11 @@ def test_settings_in_turn_add_up_to_the_uncompressed_training(ranks: dict[str, l
             assert same(each["ours"], first["ours"])
 
 
-def test_residual_of_a_skipped_layer_waits_for_its_next_gradient(ranks: dict[str, list[Any]]) -> None:
+def test_auto_skipped_layer_keeps_residual(ranks: dict[str, list[Any]]) -> None:
     for kind in KINDS:
         for _, compressed, left_out, reduced in ranks[f"{kind}, skipped"]:
             assert compressed > 1 and left_out > 1 and reduced == 0
 
 
-def test_rank_that_holds_padding_alone_decides_as_the_others(ranks: dict[str, list[Any]]) -> None:
+def test_auto_rank_with_only_padding_makes_same_choice(ranks: dict[str, list[Any]]) -> None:
     assert ranks["padding"] == [(4, 3)] * 4

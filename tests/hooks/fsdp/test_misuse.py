@@ -110,7 +110,7 @@ def refuse(rank: int) -> dict[str, str]:
     return heard
 
 
-def test_models_meshes_options_and_later_changes_are_refused(ranks: dict[str, list[Any]]) -> None:
+def test_unsupported_models_meshes_options_and_changes_raise_config_error(ranks: dict[str, list[Any]]) -> None:
     for heard in ranks["misuse"]:
         assert "rank 3 has codec" in heard["differs"] and heard["differs"].startswith("ProtocolError")
         assert heard["compressed still"] == "nothing", "after a second compress was refused"
@@ -214,7 +214,7 @@ def ranks() -> Ranks:
     return run_cases(4, CASES, group_timeout_s=60.0)
 
 
-def test_inf_in_one_shard_skips_the_step_on_all_ranks_and_leaves_residuals_as_they_were(ranks: Ranks) -> None:
+def test_inf_in_one_shard_skips_step_on_all_and_keeps_residuals(ranks: Ranks) -> None:
     for kind in KINDS:
         for skipped, restored, nan, trained in ranks[f"{kind}, skip"]:
             assert (skipped, restored, nan) == (1, True, True) and same(trained, ranks[f"{kind}, skip"][0][-1])
@@ -226,7 +226,7 @@ def test_nan_on_one_rank_raises_on_all_by_default(ranks: Ranks) -> None:
             assert "NaN or Inf" in text or "a rank of another shard has given up" in text
 
 
-def test_nan_is_skipped_by_shards_that_compress_and_that_do_not(ranks: Ranks) -> None:
+def test_nan_skips_compressed_and_uncompressed_shards(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks["mixed"]):
         assert {setting for setting, *_ in found} == {"uncompressed" if rank % 2 else "3lc[s=1]"}
         assert [skipped for _, skipped, _ in found] == [0, 0, 1, 2, 2] and all(fits for *_, fits in found), (
@@ -235,7 +235,7 @@ def test_nan_is_skipped_by_shards_that_compress_and_that_do_not(ranks: Ranks) ->
         )
 
 
-def test_nan_in_an_uncompressed_step_skips_it_or_raises_on_all_ranks(ranks: Ranks) -> None:
+def test_nan_in_uncompressed_step_skips_or_raises_on_all_ranks(ranks: Ranks) -> None:
     for kind in ("fsdp", "alone"):
         for rank in range(4):
             seen, finite = ranks[f"{kind}, auto, skip"][rank]

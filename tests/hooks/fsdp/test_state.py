@@ -1,4 +1,4 @@
-"""Checkpoints of the FSDP2 hook: resumed bit for bit, carried over to other meshes, and told apart."""
+"""Checkpoints of the FSDP2 hook: resumed bit for bit, loaded on other meshes, and refused if they do not match."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def still_to_send(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return whole_outstanding(tensors, {name: Cut(shape, 0) for name, shape in shapes.items()}, ranks, replicas=replicas)
 
 
-def test_resume_is_bit_exact_and_other_meshes_keep_what_is_still_to_be_added(ranks: dict[str, list[Any]]) -> None:
+def test_resume_is_bit_exact_and_other_meshes_keep_residual_sums(ranks: dict[str, list[Any]]) -> None:
     for kind in KINDS:
         results = ranks[f"{kind}, saved"]
         for each in results:
@@ -131,14 +131,14 @@ def test_resume_is_bit_exact_and_other_meshes_keep_what_is_still_to_be_added(ran
                 assert abs(after[name] - value).max() <= 2**-23 * abs(value).max(), name
 
 
-def test_states_of_ddp_and_of_no_ranks_are_refused(ranks: dict[str, list[Any]]) -> None:
+def test_states_of_ddp_or_without_ranks_raise_config_error(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["told apart"]:
         assert "of a model under DDP, and this one is under FSDP" in found["of DDP"]
-        assert "every rank has residuals of its own" in found["damaged"]
+        assert "every rank has its own residuals" in found["damaged"]
         assert found["moved"] == torch.float64, "a hook does not keep a model from another dtype"
 
 
-def test_all_ranks_brings_shards_and_controllers_to_rank_0_and_back(ranks: dict[str, list[Any]]) -> None:
+def test_all_ranks_gathers_and_restores_shards_and_controllers(ranks: dict[str, list[Any]]) -> None:
     for kind in KINDS:
         for rank, (brought, said, own, again) in enumerate(ranks[f"{kind}, all ranks"]):
             assert brought == ([str(rank)] if rank else ["0", "1", "2", "3"])

@@ -32,7 +32,7 @@ from thinwire.hooks import fsdp
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 
 GOES_ON = hasattr(FSDPModule, "reset_iter_state")
-"""Whether this torch goes on after a backward pass that broke off."""
+"""Whether this torch continues after an interrupted backward pass."""
 STEPS = 3
 
 
@@ -62,7 +62,7 @@ def run_padding_alone(rank: int, codec: str) -> tuple[bool, int]:
 
 
 def run_broken_off(rank: int, kind: str, compressed: bool) -> list[Weights]:
-    """The gradients of four steps, of which the second breaks off."""
+    """The gradients of four steps; the second is interrupted."""
     model = sharded_layers(kind)
     if compressed:
         fsdp.compress(model, **LOSSLESS)
@@ -157,13 +157,13 @@ def ranks() -> Ranks:
     return run_cases(4, {**cases, **CASES, **MORE, **BROKEN}, group_timeout_s=60.0)
 
 
-def test_gradients_and_steps_are_stock_fsdp2_s(ranks: Ranks) -> None:
-    """One step for each backward pass; shards go by ranks, and a rank whose shards are empty takes part."""
+def test_gradients_and_steps_equal_stock_fsdp2(ranks: Ranks) -> None:
+    """One step for each backward pass; shards follow ranks, and a rank with empty shards exchanges, too."""
     for case in CASES:
         assert ranks[case] == [(True, STEPS)] * 4, case
 
 
-def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: Ranks) -> None:
+def test_weights_equal_stock_fsdp2_and_replicas_equal(ranks: Ranks) -> None:
     """In bfloat16, too, and where a step accumulates several passes."""
     for name, tolerance in (("", 1e-6), ("bf16, ", 2e-3)):
         plain, ours, coded = (ranks[name + codec] for codec in CODECS)
@@ -187,7 +187,7 @@ def test_codecs_by_name_and_start_step_are_reported(ranks: Ranks) -> None:
 
 
 @pytest.mark.skipif(not GOES_ON, reason="this torch cannot go on after such a pass")
-def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: Ranks) -> None:
+def test_interrupted_backward_pass_discards_gradients(ranks: Ranks) -> None:
     for kind in KINDS:
         for plain, ours in zip(ranks[f"{kind}, False"], ranks[f"{kind}, True"], strict=True):
             assert len(plain) == 3
@@ -196,7 +196,7 @@ def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: Ranks) -> None:
                 assert wanted.keys() == found.keys()
 
 
-def test_gathered_parameters_are_equal_on_all_ranks_and_exact_where_they_are_kept(ranks: Ranks) -> None:
+def test_gathered_parameters_are_equal_on_ranks_and_exact_at_owners(ranks: Ranks) -> None:
     exact, used, _, _ = ranks["gathered None"][0]
     assert exact and all(torch.equal(value, exact[name]) for name, value in used.items())
     assert same(ranks["gathered fp32"][0][0], exact)
@@ -214,7 +214,7 @@ def test_gathered_parameters_are_equal_on_all_ranks_and_exact_where_they_are_kep
         assert "3lc[sparsity=1.5]; fp32; int8 gathers\n" in report and " bit a gradient value\n" in report, report
 
 
-def test_coded_parameters_are_decoded_where_they_are_gathered() -> None:
+def test_gathered_frames_decode_in_place() -> None:
     gather: Any = SimpleNamespace(_peers=SimpleNamespace(names=[4, 7]), _group="layer")
     values = [torch.linspace(-1, 1, 50), torch.linspace(-3, 3, 8), torch.zeros(0), torch.linspace(0, 1, 30)]
     frames = [tw.codec(id).encode(each) for id, each in zip(("int8", "fp32", "int8", "bf16"), values, strict=True)]

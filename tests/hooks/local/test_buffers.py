@@ -67,7 +67,7 @@ def found() -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_ranks_have_the_same_buffers_after_a_flush(found: dict[str, list[Any]], design: str) -> None:
+def test_flush_makes_buffers_equal_on_ranks(found: dict[str, list[Any]], design: str) -> None:
     first, second = found[design]
     assert len(first) == 7 and first.keys() == second.keys()
     for name, buffer in first.items():
@@ -77,7 +77,7 @@ def test_ranks_have_the_same_buffers_after_a_flush(found: dict[str, list[Any]], 
 
 @pytest.mark.filterwarnings("ignore:buffers that begin empty")
 @pytest.mark.parametrize("design", ["3lc", "local-sgd[h=2]"])
-def test_with_servers_buffers_that_nothing_carries_are_named_once(design: str) -> None:
+def test_unexchanged_buffers_with_servers_warn_once(design: str) -> None:
     def train(rank: int, model: nn.Module, opt: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

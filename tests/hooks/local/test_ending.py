@@ -1,4 +1,4 @@
-"""Local updates that end within a round: nobody takes one rank's weights for everybody's without a word."""
+"""Local updates that end within a round: warnings keep a script from taking one rank's weights for the shared ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def ends(rank: int) -> dict[str, Told]:
 
 
 def dies(rank: int) -> tuple[str, float]:
-    """Rank 1's process ends; returns the others' error, and the seconds that leaving takes from there."""
+    """Rank 1's process ends; returns the other ranks' error, and the seconds that leaving takes from then on."""
     model, raised_at = mlp(rank), 0.0
     try:
         with tw.distribute(model, adamw(model), group=dist.group.WORLD, design="local-sgd[h=2]") as opt:
@@ -101,7 +101,7 @@ def found() -> list[dict[str, Told]]:
     return run_ranks(2, ends)
 
 
-def test_who_ends_within_a_round_hears_how_many_steps_no_other_rank_has(found: list[dict[str, Told]]) -> None:
+def test_end_within_round_warns_of_unshared_steps(found: list[dict[str, Told]]) -> None:
     for each in found:
         [told] = each["forgotten"][0]
         assert "3 steps that no other rank has" in told
@@ -110,7 +110,7 @@ def test_who_ends_within_a_round_hears_how_many_steps_no_other_rank_has(found: l
         assert torch.equal(first, second) == (name != "forgotten"), name
 
 
-def test_who_saves_weights_of_one_rank_alone_hears_of_it_once(found: list[dict[str, Told]]) -> None:
+def test_saving_private_weights_warns_once(found: list[dict[str, Told]]) -> None:
     for each in found:
         for name in ("saves", "saves where residuals wait"):
             [told] = each[name][0]
@@ -119,7 +119,7 @@ def test_who_saves_weights_of_one_rank_alone_hears_of_it_once(found: list[dict[s
             assert each[name][0] == [], name
 
 
-def test_who_is_left_behind_by_a_death_leaves_at_once() -> None:
+def test_dead_rank_ends_other_ranks_at_once() -> None:
     first, dead, third = run_ranks(3, dies)
     assert dead is None
     for told, seconds in (first, third):

@@ -81,7 +81,7 @@ def poisoned(rank: int, design: str) -> tuple[torch.Tensor, float]:
 
 
 def conserved(rank: int, settle: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """What all ranks changed: it is in the shared parameters, or waits."""
+    """The changes of all ranks: in the shared parameters and in residuals."""
     design = f"local-sgd[h=3,codec_down=fp32,settle={settle}]"
     model = mlp(rank)
     with tw.distribute(model, adamw(model), group=dist.group.WORLD, design=design) as opt:
@@ -118,18 +118,18 @@ def test_uncompressed_training_equals_plain_torch(ranks: dict[str, list[Any]], d
 
 
 @pytest.mark.parametrize("design", [*BY_HAND, *CODED, "odd update", "odd local-sgd[h=2]", f"odd {CODED[-1]}"])
-def test_replicas_are_bit_identical_once_the_training_is_left(ranks: dict[str, list[Any]], design: str) -> None:
+def test_replicas_are_bit_identical_after_close(ranks: dict[str, list[Any]], design: str) -> None:
     first, *others = ranks[design]
     assert first.isfinite().all() and all(torch.equal(first, each) for each in others)
 
 
-def test_no_rank_takes_an_exchange_with_nan_and_the_training_goes_on(ranks: dict[str, list[Any]]) -> None:
+def test_nan_voids_exchange_on_all_ranks(ranks: dict[str, list[Any]]) -> None:
     for name in (each for each in ranks if each.startswith("poisoned")):
         for end, void in ranks[name]:
             assert end.isfinite().all() and torch.equal(end, ranks[name][0][0]) and void >= 1, name
 
 
-def test_what_was_not_sent_waits_and_settles(ranks: dict[str, list[Any]]) -> None:
+def test_residuals_keep_unsent_changes_and_flush_settles_them(ranks: dict[str, list[Any]]) -> None:
     waits, all_in_all, clocks = [], [], []
     for count in (0, 1, 4):
         found = ranks[f"settle {count}"]
@@ -141,7 +141,7 @@ def test_what_was_not_sent_waits_and_settles(ranks: dict[str, list[Any]]) -> Non
     torch.testing.assert_close(all_in_all[1:], [all_in_all[0]] * 2, rtol=1e-5, atol=1e-6)
 
 
-def test_a_token_seals_and_another_is_refused(ranks: dict[str, list[Any]]) -> None:
+def test_token_seals_messages_and_another_token_raises(ranks: dict[str, list[Any]]) -> None:
     for end, told in ranks["sealed"]:
         assert torch.equal(end, ranks["local-sgd[h=4]"][0]), "and changes no bit"
         assert "another key" in told or "is gone" in told, told
@@ -151,11 +151,11 @@ def raises(rank: int) -> str:
     return refusal(lambda: poisoned(rank, "local-sgd[h=3,nonfinite=raise]"))
 
 
-def test_nan_ends_the_training_on_all_ranks_where_the_design_says_so() -> None:
+def test_nan_raises_on_all_ranks_if_design_asks() -> None:
     assert all(told.startswith("NonFiniteError: ") for told in run_ranks(2, raises))
 
 
-def test_a_rank_alone_trains_as_without_thinwire() -> None:
+def test_single_rank_trains_as_plain_torch() -> None:
     [found] = run_ranks(1, trained, "update")
     alone = mlp(0)
     inner = adamw(alone)

@@ -1,4 +1,4 @@
-"""Ranks of a group that train by a design: each resumes from its own state; one may fail; which states are refused."""
+"""Ranks of a group that train by a design: each resumes from its own state, one may fail, and wrong states raise."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def saved(model: nn.Module, opt: Any) -> Any:
 
 
 def run(design: str, begin: int, at: int | None = None, checkpoint: Any = None) -> tuple[torch.Tensor, Any]:
-    """Returns the parameters at the end, and what was saved before step `at`."""
+    """Returns the parameters at the end, and the state before step `at`."""
     rank, kept = dist.get_rank(), None
     model = wide(rank)
     if checkpoint is not None:
@@ -72,7 +72,7 @@ def run(design: str, begin: int, at: int | None = None, checkpoint: Any = None) 
 
 
 def resumes(rank: int) -> dict[str, bool]:
-    """Which designs go on bit for bit; `twice`: from a state that was itself saved after a resume."""
+    """The designs that resume bit for bit; `twice`: from a state that was itself saved after a resume."""
     found = {}
     for design, at in RESUMED.items():
         whole, kept = run(design, 0, at)
@@ -124,7 +124,7 @@ def goes_back(rank: int) -> dict[str, Any]:
 
 
 def refuses(rank: int) -> dict[str, str]:
-    """What each state that cannot be gone on from is refused with."""
+    """The error of each state that cannot be resumed from."""
     design = "local-sgd[h=4]"
     _, early = run(design, 0, 5)
     _, kept = run(design, 0, 9)
@@ -202,7 +202,7 @@ def fails(rank: int) -> list[tuple[str, float]]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    """To start ranks takes longer than most of what they do."""
+    """All cases run on the same ranks, because starting ranks takes longer than most cases."""
     return {each.__name__: each(rank) for each in (resumes, goes_back, refuses, fails)}
 
 
@@ -227,12 +227,12 @@ def found() -> list[dict[str, Any]]:
     return run_ranks(2, everything, group_timeout_s=60.0)
 
 
-def test_ranks_resume_bit_identical_from_what_each_saved(found: list[dict[str, Any]]) -> None:
+def test_resume_from_own_states_is_bit_identical(found: list[dict[str, Any]]) -> None:
     names = (*RESUMED, "local-sgd", "twice")
     assert [each["resumes"] for each in found] == [dict.fromkeys(names, True)] * 2
 
 
-def test_ranks_whose_shards_are_lost_go_back_together_to_kept_steps(found: list[dict[str, Any]]) -> None:
+def test_lost_shards_resume_together_from_kept_steps(found: list[dict[str, Any]]) -> None:
     """One rank kept the state after step 9, and the other none newer than that after step 6."""
     for each in found:
         back = each["goes_back"]
@@ -242,7 +242,7 @@ def test_ranks_whose_shards_are_lost_go_back_together_to_kept_steps(found: list[
         assert "ranks [1] keep states to go back to" in back["one keeps none"]
 
 
-def test_states_that_are_damaged_or_of_others_are_refused_on_every_rank_with_the_offender(
+def test_damaged_or_foreign_states_raise_on_every_rank(
     found: list[dict[str, Any]],
 ) -> None:
     for each in found:
@@ -251,7 +251,7 @@ def test_states_that_are_damaged_or_of_others_are_refused_on_every_rank_with_the
             assert told in each["refuses"][name], (name, each["refuses"][name])
 
 
-def test_failing_rank_raises_its_own_error_and_waits_for_no_busy_or_frozen_rank(found: list[dict[str, Any]]) -> None:
+def test_failing_rank_raises_at_once_with_busy_or_frozen_peer(found: list[dict[str, Any]]) -> None:
     mine, others = (each["fails"] for each in found)
     assert all(name == "Mine" and seconds < 20 for name, seconds in mine), mine
     assert all(name in ("TransportError", "SessionLostError", "ProtocolError") for name, _ in others), others

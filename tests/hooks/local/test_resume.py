@@ -28,7 +28,7 @@ from thinwire.hooks.several import Several, as_one
 from thinwire.policies.designs import design as find_design
 
 
-def test_resume_is_bit_identical_in_the_middle_of_a_round_too() -> None:
+def test_resume_in_mid_round_is_bit_identical() -> None:
     cases: list[tuple[str, int]] = [
         ("update", 8),
         ("diloco[h=5]", 8),
@@ -58,8 +58,8 @@ def test_resume_with_several_optimizers_is_bit_identical() -> None:
 
 
 @pytest.mark.parametrize("stop", [6, 8])
-def test_resume_keeps_the_rates_of_steps_that_wait(stop: int) -> None:
-    """In the middle of a round, and at the end of one, with a rate that falls: momenta are steered by it."""
+def test_resume_keeps_learning_rates_of_pending_steps(stop: int) -> None:
+    """In the middle of a round, and at the end of one, with a decreasing learning rate, which steers momenta."""
 
     def falling(model: nn.Module, opt: Any, rank: int, step: int) -> None:
         opt.param_groups[0]["lr"] = 0.02 / (1 + step)
@@ -72,7 +72,7 @@ def test_resume_keeps_the_rates_of_steps_that_wait(stop: int) -> None:
 # ---- what is refused
 
 
-def test_resume_with_other_settings_is_told_what_differs() -> None:
+def test_resume_with_other_settings_raises_with_difference() -> None:
     [saved], core = run_cluster(wide, saving(4), workers=1, optimizer=adamw, design="sparseloco[h=2]")
     cases: list[tuple[str, int, type[Exception], str]] = [
         ("sparseloco[h=4,steer=0]", 1, ConfigError, "state is of h=2 .* has h=4"),
@@ -89,7 +89,7 @@ def test_resume_with_other_settings_is_told_what_differs() -> None:
     assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
 
 
-def test_resume_needs_the_models_weights_too() -> None:
+def test_resume_without_model_weights_raises_config_error() -> None:
     [saved], core = run_cluster(mlp, saving(6), workers=1, optimizer=adamw, design="diloco[h=4]")
     fresh = {**saved, "model": mlp(0).state_dict()}
 
@@ -102,7 +102,7 @@ def test_resume_needs_the_models_weights_too() -> None:
     assert resume([fresh], core, "diloco[h=4]", range(6, 7), train=late)[0].isfinite().all()
 
 
-def test_states_of_another_optimizer_are_refused_before_anything_changes() -> None:
+def test_states_of_another_optimizer_raise_before_any_change() -> None:
     model = mlp(0)
     plain = adamw(model)
     inner_step(model, plain, 0, 0)
@@ -133,7 +133,7 @@ def test_states_of_another_optimizer_are_refused_before_anything_changes() -> No
 
 
 def both(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Momentum for matrices, AdamW for what is left: an optimizer that has a state, and one that steers."""
+    """Momentum for matrices, AdamW for the rest: an optimizer with a state, and one that steers."""
     matrices, rest = ([p for p in model.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
     return [torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
 
@@ -148,7 +148,7 @@ def train(model: nn.Module, optimizer: Any, those: range) -> None:
         inner_step(model, optimizer, 0, step)
 
 
-def test_a_state_resumes_bit_identical_whether_the_whole_or_each_part_loads_it() -> None:
+def test_several_optimizers_state_loads_whole_or_by_part() -> None:
     whole, stopped = mlp(0), mlp(0)
     expected, one = as_one(both(whole)), as_one(both(stopped))
     train(whole, expected, range(9))
@@ -177,6 +177,6 @@ def test_a_state_resumes_bit_identical_whether_the_whole_or_each_part_loads_it()
 
 
 @pytest.mark.parametrize("design", ["local-sgd[h=4,steer=0]", "local-sgd[h=2,codec=fp32,steer=0.6]"])
-def test_two_halves_of_adamw_train_and_are_steered_as_one_is(design: str) -> None:
+def test_two_adamw_optimizers_train_as_one(design: str) -> None:
     one, two = (run_cluster(mlp, steps(9), optimizer=optimizer, design=design)[0] for optimizer in (adamw, halves))
     assert all(map(torch.equal, one, two))

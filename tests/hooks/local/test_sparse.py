@@ -17,7 +17,7 @@ WORKERS = 3
 LR = 2.0**-6
 Tensors = list[torch.Tensor]
 Trained = tuple[Tensors, Tensors]
-"""Parameters, and what is left of each matrix."""
+"""Parameters, and the residual of each matrix."""
 
 
 def mlp(_rank: int) -> nn.Module:
@@ -80,7 +80,7 @@ def whole(flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """What the values of one tensor decode to."""
+    """The decoded values of one tensor."""
     mean, bins = values.mean(), 1 << bits
     width = 6 * values.std() / bins
     code = ((values - mean) / width + bins / 2).round().clamp(0, bins - 1)

@@ -24,7 +24,7 @@ STEER = 0.6
 def by_hand(
     count: int, h: int, outer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], warmup: int, steer: float = 0.0
 ) -> torch.Tensor:
-    """DiLoCo in one process with plain torch; buffers are averaged, and first moments led by what all did."""
+    """DiLoCo in one process with plain torch; buffers are averaged, and first moments steered by the common change."""
     shared = mlp(0)
     models = [copy.deepcopy(shared) for _ in range(WORKERS)]
     inner = [adamw(model) for model in models]
@@ -63,7 +63,7 @@ def lead(
     taken: int,
     steer: float,
 ) -> None:
-    """Replaces a share of AdamW's first moment by one that leads a step where all went, without the decay."""
+    """Replaces a share of AdamW's first moment by one that steps along the common change, without the decay."""
     [group], state = optimizer.param_groups, optimizer.state[parameter]
     if steer:
         first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
@@ -124,7 +124,7 @@ def twice(rank: int, model: nn.Module, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("design", ["update[codec=fp32]", "local-sgd[h=3,codec=fp32]"])
-def test_a_step_before_the_answer_has_come_is_kept(design: str) -> None:
+def test_delayed_answer_keeps_steps_before_it(design: str) -> None:
     def work(rank: int, model: nn.Module, optimizer: DistributedOptimizer) -> torch.Tensor:
         twice(rank, model, optimizer)
         optimizer.sync()
@@ -140,7 +140,7 @@ def test_a_step_before_the_answer_has_come_is_kept(design: str) -> None:
     "design", ["update", "local-sgd[h=2]", "streaming-diloco[h=4,fragments=2]", "sparseloco[h=2]", "demo"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_odd_parameters_and_ones_frozen_midway_keep_replicas_equal(design: str, dtype: torch.dtype) -> None:
+def test_odd_and_later_frozen_parameters_keep_replicas_equal(design: str, dtype: torch.dtype) -> None:
     def step(model: nn.Module, opt: torch.optim.Optimizer, rank: int, step: int) -> None:
         if step == 4:
             model.get_parameter("hidden.weight").requires_grad_(False)
@@ -156,7 +156,7 @@ def test_odd_parameters_and_ones_frozen_midway_keep_replicas_equal(design: str, 
     assert torch.equal(one, other) and one.isfinite().all() and not torch.equal(one, values(Odd().to(dtype)))
 
 
-def test_shared_weights_are_equal_on_all_workers_and_the_local_ones_come_back() -> None:
+def test_shared_weights_are_equal_and_local_weights_return() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, ...]:
         assert isinstance(opt, LocalUpdateOptimizer)
         for step in range(5):
@@ -175,7 +175,7 @@ def test_shared_weights_are_equal_on_all_workers_and_the_local_ones_come_back() 
     assert not torch.equal(mine, theirs) and not torch.equal(mine, shared)
 
 
-def test_unsent_changes_stay_in_the_local_parameters_in_the_share_asked_for() -> None:
+def test_keep_unsent_keeps_requested_share_in_local_parameters() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(6):
             inner_step(model, opt, rank, step)
@@ -199,7 +199,7 @@ PLAIN = "outer_lr=1,outer_momentum=0,nesterov=false,codec_down=fp32"
 
 @pytest.mark.parametrize("design", ["streaming-diloco[h=6,fragments=3,delay=1]", "local-sgd[h=4]"])
 @pytest.mark.parametrize("at", [8, 9, 11])
-def test_a_flush_in_the_middle_ends_a_round_early_on_all_workers(design: str, at: int) -> None:
+def test_flush_in_mid_round_ends_round_on_all_workers(design: str, at: int) -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
         early = steps(at)(rank, model, opt)
         return early, steps(20, first=at)(rank, model, opt)
@@ -216,7 +216,7 @@ def test_a_flush_in_the_middle_ends_a_round_early_on_all_workers(design: str, at
         f"streaming-diloco[h=6,fragments=3,delay=2,{PLAIN},{{}}]",
     ],
 )
-def test_a_flush_settles_what_waits_in_residuals(base: str) -> None:
+def test_flush_settles_residuals(base: str) -> None:
     """Sent and waiting changes keep their sum, and each settling exchange leaves less waiting."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -237,7 +237,7 @@ def test_a_flush_settles_what_waits_in_residuals(base: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [7, 8, 9, 10])
-def test_a_round_that_ends_before_a_delayed_answer_was_due_pushes_nothing_twice(stop: int) -> None:
+def test_flush_before_delayed_answer_pushes_once(stop: int) -> None:
     """The push after six steps reaches the shared parameters once, or waits in the residual."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -261,7 +261,7 @@ def test_a_round_that_ends_before_a_delayed_answer_was_due_pushes_nothing_twice(
 
 
 def momenta(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-    """After some rounds on data of each worker's own."""
+    """After some rounds on different data on each worker."""
     for step in range(12):
         inner_step(model, opt, rank, step)
     opt.sync()
@@ -273,13 +273,13 @@ def apart(design: str) -> float:
     return float((first - second).norm() / (first + second).norm())
 
 
-def test_steering_brings_workers_momenta_nearer_to_each_other() -> None:
+def test_steering_reduces_differences_of_momenta() -> None:
     unsteered, somewhat, much = (apart(f"local-sgd[h=4,steer={share}]") for share in (0, 0.3, 0.9))
     assert 0 < much < somewhat < unsteered
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
-def test_steering_one_worker_by_its_own_steps_changes_nothing(amsgrad: bool) -> None:
+def test_steering_single_worker_has_no_effect(amsgrad: bool) -> None:
     """One worker, uncoded, H = 1: the shared update is its own."""
 
     def adam(model: nn.Module) -> torch.optim.Optimizer:

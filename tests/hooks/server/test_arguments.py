@@ -70,7 +70,7 @@ def distribute(model: Any, optimizer: Any, **options: Any) -> None:
     tw.distribute(model, optimizer, **{"server": "grpc://127.0.0.1:1", **options})
 
 
-def test_options_that_cannot_be_are_refused_by_name() -> None:
+def test_invalid_options_raise_config_error_with_name() -> None:
     for options, named in OPTIONS:
         model = mlp(0)
         with pytest.raises(ConfigError, match=named):
@@ -78,7 +78,7 @@ def test_options_that_cannot_be_are_refused_by_name() -> None:
     assert find_design("3lc[nonfinite=skip]").up.nonfinite == "skip"
 
 
-def test_optimizers_that_cannot_be_are_refused_by_name() -> None:
+def test_unsupported_optimizers_raise_config_error_with_name() -> None:
     for make, options, named in OPTIMIZERS:
         model = mlp(0)
         with pytest.raises(ConfigError, match=named):
@@ -90,7 +90,7 @@ def test_optimizers_that_cannot_be_are_refused_by_name() -> None:
         find_design("entropy", transmission="wait-free")
 
 
-def test_optimizer_state_on_another_device_than_its_parameter_is_refused_by_name() -> None:
+def test_optimizer_state_on_another_device_raises_config_error() -> None:
     model = mlp(0)
     optimizer = adamw(model)
     for parameter in model.parameters():
@@ -102,13 +102,13 @@ def test_optimizer_state_on_another_device_than_its_parameter_is_refused_by_name
         distribute(model, optimizer, design="update")
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_absent_server_raises_deadline_error_with_address() -> None:
     model = mlp(0)
     with pytest.raises(tw.DeadlineError, match=r"127\.0\.0\.1:9"):
         distribute(model, sgd(model), server="grpc://127.0.0.1:9", connect_timeout_s=0.5)
 
 
-def test_options_of_a_design_that_cannot_be_are_refused_by_name() -> None:
+def test_invalid_design_options_raise_config_error_with_name() -> None:
     cases: list[tuple[str, str]] = [
         ("diloco[h=0]", "h is 0"),
         ("diloco[h=4,fragments=5]", "fragments is 5"),
@@ -136,7 +136,7 @@ def test_options_of_a_design_that_cannot_be_are_refused_by_name() -> None:
             find_design(name)
 
 
-def test_workers_that_plan_otherwise_are_told_which_option_differs() -> None:
+def test_different_plans_raise_protocol_error_with_option() -> None:
     cases: list[tuple[str, str, str]] = [
         ("diloco[h=3]", "diloco[h=4]", r"h, .* plans local\[steps=[34]\], the others local\[steps=[34]\]"),
         ("diloco[h=3]", "diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
@@ -147,7 +147,7 @@ def test_workers_that_plan_otherwise_are_told_which_option_differs() -> None:
         assert any(isinstance(e, ProtocolError) and re.search(differs, str(e)) for e in errors), errors
 
 
-def test_an_outer_momentum_that_sgd_does_not_bear_is_warned_of() -> None:
+def test_outer_momentum_with_sgd_warns() -> None:
     def nothing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         del rank, model, opt
 
@@ -158,7 +158,7 @@ def test_an_outer_momentum_that_sgd_does_not_bear_is_warned_of() -> None:
     run_cluster(normed, nothing, workers=1, optimizer=sgd, design="diloco[h=3,outer_momentum=0.6]")
 
 
-def test_a_step_of_the_inner_optimizer_is_warned_of_and_a_group_added_there_refused() -> None:
+def test_inner_optimizer_step_warns_and_added_group_raises() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         inner = opt._inner
         inner_step(model, opt, rank, 0)
@@ -190,7 +190,7 @@ def plan(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **oth
     return make_plan(model, sgd, DESIGN, workers=4, state_interval=7, **others)
 
 
-def test_one_shard_holds_everything_in_the_models_order_and_codecs_by_their_number() -> None:
+def test_plan_of_one_shard_has_model_order_and_codec_numbers() -> None:
     planned = plan(Model())
     [only] = planned.plans
     names = [spec.name for spec in only.tables]
@@ -207,7 +207,7 @@ def test_one_shard_holds_everything_in_the_models_order_and_codecs_by_their_numb
     assert {by_name[name] for name in ("first.bias", "norm.weight", "norm.running_mean")} == {("fp32", "fp32")}
 
 
-def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
+def test_plan_places_every_value_once_and_buffers_on_shard_0() -> None:
     for policy in ["round-robin", "greedy", "heuristic", "uniform[min=8]"]:
         for shards in (1, 2, 6):
             planned = plan(Model(), shards=shards, placement=placement(policy))
@@ -222,13 +222,13 @@ def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
             assert all(each.groups == planned.plans[0].groups for each in planned.plans)
 
 
-def test_a_server_that_would_hold_nothing_is_refused() -> None:
+def test_shard_without_tables_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"1 of 7 servers .*'greedy'"):
         plan(Model(), shards=7, placement=placement("greedy"))
     assert all(each.tables for each in plan(Model(), shards=12, placement=placement("uniform[min=1]")).plans)
 
 
-def test_groups_travel_with_their_options_and_without_frozen_parameters() -> None:
+def test_plan_includes_group_options_without_frozen_parameters() -> None:
     model = Model()
     model.last.weight.requires_grad_(False)
     matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
@@ -253,7 +253,7 @@ class MySGD(torch.optim.SGD):
     """Not the one that servers run."""
 
 
-def test_models_and_optimizers_that_servers_cannot_run_are_refused_by_name() -> None:
+def test_models_and_optimizers_unsupported_by_servers_raise_config_error() -> None:
     refused: list[tuple[Any, str]] = [
         (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS is none of them"),
         (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),

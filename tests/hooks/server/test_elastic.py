@@ -125,9 +125,7 @@ def after_a_death(design: str, rank: int = 1, *, carries: bool = False) -> tuple
 @pytest.mark.parametrize(
     ("design", "carries"), [("3lc", False), ("3lc", True), ("local2", False), ("local-sgd[h=3]", False), ("mps", False)]
 )
-def test_a_killed_worker_rejoins_and_what_it_had_not_sent_is_lost_unless_its_checkpoint_has_it(
-    design: str, carries: bool
-) -> None:
+def test_killed_worker_rejoins_and_loses_residuals_without_checkpoint(design: str, carries: bool) -> None:
     _, [_, back, _], _ = after_a_death(design, carries=carries)
     assert DIES_AT - 6 <= back.joined_at < STEPS, "it goes on where the others are"
     if design == "3lc":
@@ -135,7 +133,7 @@ def test_a_killed_worker_rejoins_and_what_it_had_not_sent_is_lost_unless_its_che
         assert (lost, carried) == ((0, 2) if carries else (2, 0)), "of the two weights; the rest travels uncompressed"
 
 
-def test_a_rank_above_the_plan_joins_and_takes_its_share_of_the_data() -> None:
+def test_extra_rank_joins_and_shares_data() -> None:
     core, lives, died = after_a_death("3lc", WORKERS + 1)
     assert core.tables[0].version == STEPS
     lives[1].read = {step: rows for step, rows in lives[1].read.items() if step >= lives[1].joined_at + 2}
@@ -143,7 +141,7 @@ def test_a_rank_above_the_plan_joins_and_takes_its_share_of_the_data() -> None:
     assert len(lives[1].read) > 10 and len(set(everything)) == len(everything), "each example is read by one worker"
 
 
-def test_ranks_above_the_plan_need_an_elastic_server_and_a_step_one_batch() -> None:
+def test_extra_rank_without_elastic_server_raises() -> None:
     server, address = start_server(ServerCore(), "memory")
     with server:
         model = mlp()
@@ -195,7 +193,7 @@ def train(cuts: list[int], *, shards: int = 1, **options: Any) -> tuple[list[Any
     return results, sum(proxy.done for proxy in proxies)
 
 
-def test_cut_connections_leave_no_trace_in_the_weights() -> None:
+def test_cut_connections_keep_weights_bit_identical() -> None:
     cases: list[tuple[int, dict[str, Any]]] = [
         (1, {"codec": "3lc", "sparsity": 1.75, "min_numel": 50}),
         (2, {"codec": "3lc", "sparsity": 1.0, "min_numel": 50, "placement": "round-robin"}),

@@ -1,4 +1,4 @@
-"""Trainings that end early, and those that go back to states which workers keep in memory (`KeptSteps`)."""
+"""Trainings that end early, and trainings that resume from states in workers' memory (`KeptSteps`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def distribute(server: Any, **options: Any) -> DistributedOptimizer:
     return tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), server=server, codec="fp32", **options)
 
 
-def test_scripts_without_close_say_goodbye_and_how_they_failed() -> None:
+def test_scripts_without_close_leave_at_exit_with_failure() -> None:
     failure = "worker 0 went away at step 3: it failed with OSError: no disk"
     cores = [ServerCore() for _ in range(2)]
     with ExitStack() as stack:
@@ -66,10 +66,10 @@ def test_scripts_without_close_say_goodbye_and_how_they_failed() -> None:
     assert [program.returncode for program in programs] == [0, 1], said
     assert [core.failed for core in cores] == [None, failure]
     assert [core.left for core in cores] == [(0,), ()]
-    assert "says goodbye now" in said[0] and "OSError: no disk" in said[1]
+    assert "leaves it now" in said[0] and "OSError: no disk" in said[1]
 
 
-def test_the_end_does_not_wait_for_a_thread_that_waits_for_an_answer() -> None:
+def test_exit_does_not_wait_for_blocked_thread() -> None:
     with MemoryServer(serving(ServerCore())) as server:
         opt = distribute(server.connect())
         holds, over = threading.Event(), threading.Event()
@@ -89,7 +89,7 @@ def test_the_end_does_not_wait_for_a_thread_that_waits_for_an_answer() -> None:
         thread.join()
 
 
-def test_a_shard_is_told_why_a_worker_that_was_let_in_cannot_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_after_join_is_reported_to_shard(caplog: pytest.LogCaptureFixture) -> None:
     with MemoryServer(serving(ServerCore())) as server, distribute(server.connect()) as opt:
         opt.zero_grad()
         opt.step()
@@ -106,7 +106,7 @@ def at(clock: int) -> Any:
     return SimpleNamespace(clock=clock, sync=lambda: None, state_dict=lambda: {"clock": clock})
 
 
-def test_the_newest_states_are_kept() -> None:
+def test_kept_steps_keeps_newest_states() -> None:
     kept = KeptSteps(nn.Linear(2, 1), keep=1)
     assert kept.steps() == (0,), "the beginning"
     for clock in (3, 6, 9):
@@ -117,7 +117,7 @@ def test_the_newest_states_are_kept() -> None:
             KeptSteps(nn.Linear(2, 1), keep=keep)  # type: ignore[arg-type]
 
 
-def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:
+def test_kept_steps_load_restores_state_and_drops_later_ones() -> None:
     model = nn.Linear(2, 1)
     kept = KeptSteps(model)
     for clock in (6, 9):
@@ -175,7 +175,7 @@ def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: 
         return lives[-1].connect()
 
     class Address(list[Any]):
-        """A list of shards whose connections are opened anew by every `distribute`."""
+        """A list of shards; every `distribute` opens new connections to them."""
 
         def __iter__(self) -> Any:
             yield ReconnectingConnection(dial, connect_timeout_s=1, reconnect_s=60)
@@ -205,7 +205,7 @@ def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: 
     return weights
 
 
-def test_after_a_lost_server_all_go_back_and_end_with_the_same_bits(
+def test_lost_server_resumes_all_workers_bit_identical(
     example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = trained(example, monkeypatch, tmp_path / "whole", -1)

@@ -1,4 +1,4 @@
-"""A step or a flush that is refused leaves everything as it was, and is refused once more where nothing was mended."""
+"""A refused step or flush changes no state, and is refused again until its cause is removed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def held(opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_refused_step_leaves_residuals_and_averages_bit_identical() -> None:
+def test_refused_step_keeps_residuals_and_averages_bit_identical() -> None:
     """With NaN in the last tensor no other one has been encoded, accumulated or averaged."""
     cases: list[tuple[str, dict[str, Any]]] = [
         ("3lc", {}),
@@ -98,7 +98,7 @@ MOVED: list[tuple[Callable[[nn.Module], Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:model.state_dict")  # one of the changes takes it within a round
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
-def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
+def test_moved_model_raises_config_error(design: str) -> None:
     for change, named in MOVED:
         with alone(design) as (model, _, opt):
             inner_step(model, opt, 0, 0)
@@ -108,7 +108,7 @@ def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
                 opt.step()
 
 
-def test_weights_that_make_a_forward_pass_overflow_are_named_in_place_of_a_scaler() -> None:
+def test_overflowing_weights_are_named_in_error() -> None:
     def backward() -> None:
         opt.zero_grad()
         model(torch.ones(8, 12)).square().mean().backward()

@@ -1,4 +1,4 @@
-"""Workers and shards that go on from what they saved: bit for bit, told what was lost, or refused by name."""
+"""Workers and shards that resume from their states: bit for bit, with a warning of losses, or with an error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.hooks.cluster import again, run_cluster
 from tests.hooks.server_runs import Train, Weights, equal, mlp, normed, parameters_of, steps, weights_of
 from tests.hooks.server_runs import run as run_workers
 from thinwire.errors import ConfigError
-from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.random_states import random_states, set_random_states
 from thinwire.runtime.metrics import Prometheus
 from thinwire.server.core import ServerCore
 
@@ -57,7 +57,7 @@ def loaded(make: Callable[[int], nn.Module], weights: Weights) -> Callable[[int]
         ("mem-sgd-topk", "adaptive[period,threshold=2]"),
     ],
 )
-def test_where_the_workers_have_all_state_a_resumed_run_is_bit_identical(design: str, policy: str) -> None:
+def test_resume_with_state_at_workers_is_bit_identical(design: str, policy: str) -> None:
     """Momentum, residuals and what accumulated are the workers'; the shard begins anew."""
 
     def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
@@ -83,7 +83,7 @@ def test_where_the_workers_have_all_state_a_resumed_run_is_bit_identical(design:
 
 
 @pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit"])
-def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
+def test_resume_takes_weights_from_shard_or_state(design: str) -> None:
     """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
     (weights, state), core = run(None, saved(3), design=design)
     assert state["position"]["clock"] == 3 and ("values" in state["position"]) == (design != "3lc[s=1.0]")
@@ -96,7 +96,7 @@ def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
 
 
 @pytest.mark.parametrize("design", ["3lc", "fp32", "doublesqueeze-1bit", "update"])
-def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
+def test_resume_keeps_workers_own_statistics(design: str) -> None:
     """A shard has buffers as they were sent last, which is once in fifty exchanges."""
     there: list[Any] = []
 
@@ -115,7 +115,7 @@ def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
 # ---- what is lost, and what is refused
 
 
-def test_a_worker_and_a_shard_of_different_steps_are_refused_and_leave_nothing_open() -> None:
+def test_resume_with_different_steps_raises_and_closes_connections() -> None:
     (_, state), core = run(None, saved(3), codec="3lc")
     writer = Prometheus(0)
     with pytest.raises(ConfigError, match="resumes at exchange 3, and the shards are at 0"):
@@ -126,14 +126,14 @@ def test_a_worker_and_a_shard_of_different_steps_are_refused_and_leave_nothing_o
         run(again(core), saved(3), codec="3lc", resume=other)
 
 
-def test_a_worker_without_its_state_at_shards_that_have_theirs_is_warned_of_what_is_lost() -> None:
+def test_resume_without_worker_state_warns_of_losses() -> None:
     (weights, state), core = run(None, saved(3), codec="3lc")
 
     def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
         assert opt.clock == opt.steps_done == 3 and equal(parameters_of(model), weights)
         return opt.counters["residuals_lost"]
 
-    with pytest.warns(UserWarning, match="worker 0 has no state of its own and goes on with exchange 3"):
+    with pytest.warns(UserWarning, match="worker 0 has no state and resumes at the shards' exchange 3"):
         lost, _ = run(again(core), look, codec="3lc")
     assert lost == sum("residual" in context for context in state["contexts"].values()) > 0
 
@@ -141,7 +141,7 @@ def test_a_worker_without_its_state_at_shards_that_have_theirs_is_warned_of_what
 LACKED = ("rank", "position", "optimizer")
 
 
-def test_states_of_another_rank_or_model_are_refused_before_anything_changes() -> None:
+def test_states_of_another_rank_or_model_raise_before_any_change() -> None:
     (_, state), core = run(None, saved(3), design="doublesqueeze-1bit")
     position = state["position"]
     of_shards = {**state, "position": {**position, "versions": 2 * position["versions"]}}
@@ -176,10 +176,10 @@ def test_states_of_another_rank_or_model_are_refused_before_anything_changes() -
     run(None, train, codec="3lc")
 
 
-def test_random_generators_of_host_and_the_model_s_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = chance_of(torch.nn.Linear(2, 2))
+def test_random_states_of_host_and_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = random_states(torch.nn.Linear(2, 2))
     drawn = torch.rand(3)
-    set_chance(state)
+    set_random_states(state)
     assert torch.equal(torch.rand(3), drawn) and list(state) == ["cpu"]
     kept: dict[str, torch.Tensor] = {}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([int(device[-1])]))
@@ -187,7 +187,7 @@ def test_random_generators_of_host_and_the_model_s_gpus_are_restored(monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     on = [SimpleNamespace(is_cuda=True, device=torch.device(f"cuda:{at}")) for at in (2, 1, 1)]
     model: Any = SimpleNamespace(parameters=lambda: [*on, SimpleNamespace(is_cuda=False)])
-    state = chance_of(model)
+    state = random_states(model)
     assert list(state) == ["cpu", "cuda:1", "cuda:2"]
-    set_chance(state)
+    set_random_states(state)
     assert list(kept) == ["cuda:1"] and kept["cuda:1"].item() == 1

@@ -57,7 +57,7 @@ def test_uncompressed_training_with_a_schedule_equals_plain_torch() -> None:
         assert core.finished
 
 
-def test_transport_overlap_and_chunks_change_no_bit_and_workers_hold_the_servers_replica() -> None:
+def test_transport_overlap_and_chunks_change_no_bit() -> None:
     for codec in ["fp32", "3lc", "int8"]:
         found, core = run_cluster(mlp, steps(6), workers=3, codec=codec)
         for options in ({"transport": "grpc"}, {"overlap": False}, {"chunk_nbytes": 1}):
@@ -114,7 +114,7 @@ def test_worker_zero_ends_the_training_for_all() -> None:
     assert run_cluster(mlp, train, workers=3)[0] == [5, 5, 5]
 
 
-def test_a_worker_that_has_left_is_not_waited_for_where_scales_are_shared() -> None:
+def test_shared_scales_do_not_wait_for_worker_that_left() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> str:
         try:
             steps(2 + rank)(rank, model, opt)
@@ -126,7 +126,7 @@ def test_a_worker_that_has_left_is_not_waited_for_where_scales_are_shared() -> N
     assert first == "at the end" and "worker 0 has left before step 2" in second
 
 
-def test_replicas_that_differ_are_noticed() -> None:
+def test_different_replicas_raise() -> None:
     """TernGrad's workers update by themselves; a hash tells where one of them went astray."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
@@ -144,7 +144,7 @@ def test_replicas_that_differ_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("policy", ["local[3]", "ssp[2]", "adaptive[period,threshold=3]", "bsp", "asp", "backup[1]"])
-def test_flush_sends_what_accumulated_and_only_that(policy: str) -> None:
+def test_flush_sends_only_accumulated_gradients(policy: str) -> None:
     accumulates = policy not in ("bsp", "asp", "backup[1]")
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, bool]:

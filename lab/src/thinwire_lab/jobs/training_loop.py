@@ -18,8 +18,8 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.engines.events import Event
-from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.random_states import random_states, set_random_states
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.digests import bits_digest
 from thinwire_lab.jobs.events import Accuracy, Progress
@@ -137,11 +137,11 @@ class TrainingLoop:
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance, late losses, traffic, and the time, which rates follow."""
         losses, seconds = list(self._losses), self._trained_s()
-        return {"random": chance_of(self._model), "losses": losses, "seconds": seconds, "traffic": self._traffic()}
+        return {"random": random_states(self._model), "losses": losses, "seconds": seconds, "traffic": self._traffic()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
-        set_chance(state["random"])
+        set_random_states(state["random"])
         self._losses.extend(state["losses"])
         self._before, self._traffic_before = state["seconds"], state["traffic"]
         self._began, self._late = self._now() - self._before, False

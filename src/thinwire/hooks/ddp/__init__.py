@@ -1,7 +1,7 @@
 """One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.0)`.
 
 hook         compress() and the hook itself: the adapter to DDP's register_comm_hook
-state        what DDP's buckets hold, beside the state that travels with a checkpoint (`hooks.exchange.state`)
+state        DDP's buckets, added to the state that checkpoints contain (`hooks.exchange.state`)
 all_ranks    the states of all ranks as one
 
 The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective` over `thinwire.transports.gloo`.

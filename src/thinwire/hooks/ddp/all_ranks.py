@@ -1,4 +1,4 @@
-"""The states of all ranks as one, for programs that save on rank 0 alone."""
+"""The states of all ranks as one, for programs that save only on rank 0."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from thinwire.runtime.peers import gather_at_first
 class AllRanks:
     """The state of the hook on all ranks, as one object with `state_dict` and `load_state_dict`.
 
-    Give it to what calls `state_dict()` on every rank and writes rank 0's alone, as Accelerate and Lightning do. Where
-    every rank writes a file of its own, the state itself is enough and nothing has to travel.
+    Give it to a framework that calls `state_dict()` on every rank and writes only rank 0's, as Accelerate and Lightning
+    do. If every rank writes its own file, save the state itself, which sends no messages.
 
     Args:
-        state: what `ddp.compress` or `fsdp.compress` returned.
+        state: the result of `ddp.compress` or `fsdp.compress`.
 
     Example::
 
@@ -33,7 +33,7 @@ class AllRanks:
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of all ranks on rank 0, and its own on every other rank; all ranks call it together.
 
-        Rank 0 takes up 4 bytes for every rank and compressed parameter.
+        Rank 0 needs 4 bytes for every rank and compressed value.
 
         Raises:
             TransportError: not every rank called it in time.
@@ -56,5 +56,5 @@ class AllRanks:
         return merge(states) if states else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Takes back what rank 0 saved, on every rank, on any number of ranks. See `ExchangeState.load_state_dict`."""
+        """Loads rank 0's saved states, on every rank of any number of ranks. See `ExchangeState.load_state_dict`."""
         return self.state.load_state_dict(state)

@@ -26,12 +26,12 @@ from thinwire.schema.tensor_names import plain_name
 def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> ThinwireState:
     """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
 
-    Call it on every rank, after wrapping the model and before the first backward pass. Nothing else changes, but that
-    gradients which no optimizer takes belong inside `model.no_sync()`: every other backward pass is a step.
-    Compressed bytes travel over a separate gloo group, whatever group DDP uses.
+    Call it on every rank, after wrapping the model and before the first backward pass. The script needs no other
+    change, with one exception: a backward pass with gradients that no optimizer uses belongs inside `model.no_sync()`,
+    because every other backward pass is a step. Compressed bytes are sent over a separate gloo group.
 
     Args:
-        model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
+        model: wrapped in DistributedDataParallel, also compiled by `torch.compile`.
         codec: an id with its options, a codec, or `"auto"`.
         **options: those of the codec, such as `sparsity=1.0`, and all of `ddp.ExchangeOptions`, such as
             `start_step=50`: `help(ddp.ExchangeOptions)` describes them.
@@ -40,15 +40,15 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         The state: save its `state_dict()` with every checkpoint, and print `ddp.report(state)`.
 
     Raises:
-        ConfigError: not a DDP model, a second hook, sparse gradients, or arguments that cannot be.
+        ConfigError: not a DDP model, a second hook, sparse gradients, or invalid arguments.
         ProtocolError: ranks with different models, settings or tokens; the message names rank and setting.
-        TransportError: not all ranks came.
+        TransportError: a rank did not connect.
 
     Example::
 
         model = DistributedDataParallel(model)
         state = ddp.compress(model, codec="3lc", sparsity=1.0)       # the one line
-        state = ddp.compress(model, codec="auto")                    # or let it measure and decide
+        state = ddp.compress(model, codec="auto")                    # or choose by measurement
     """
     wrapped = _wrapped(model)
     asked = ExchangeOptions.of(codec, options)
@@ -83,14 +83,14 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         guard=guard,
         gradients=gradients,
     )
-    disable: Any = torch.compiler.disable  # untyped in torch; where a whole step is compiled, hooks would be, too
+    disable: Any = torch.compiler.disable  # untyped in torch; a compiled training step would compile hooks, too
     state.take_bucket = disable(_take_bucket)
     wrapped.register_comm_hook(state, thinwire_hook)
     return state
 
 
 def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """DDP's communication hook: hands the bucket to the state's driver and returns at once.
+    """DDP's communication hook: gives the bucket to the state's driver and returns at once.
 
     Example::
 
@@ -105,12 +105,12 @@ def _take_bucket(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures
     buffer, auto = bucket.buffer(), state.auto
     step, index, last = state.step, bucket.index(), bucket.is_last()
     if index == 0:
-        state.under_way.clear()  # of a step that was broken off
+        state.under_way.clear()  # of an interrupted step
         state.check_divisor()
         state.between_steps()
-        counts = _in_backward()  # gradients of a rank that joined early count for no step here
+        counts = _in_backward()  # outside, this rank has joined early, and has no step
         if counts:
-            state.take_back_discarded()
+            state.restore_discarded()
         state.begin_step()
         if counts and state.compresses:
             state.note_compressed()
@@ -125,7 +125,7 @@ def _take_bucket(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures
             auto.flush.add(state.bucket(bucket), buffer)
         return _uncompressed(state, buffer, last=last)
     if last and _in_backward():
-        # DDP turns a failed future into an obscure error. A rank that joined early finds a failure at its next bucket.
+        # DDP would turn a failed future into an obscure error. A rank that joined early raises at its next bucket.
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
     return state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
 
@@ -136,28 +136,27 @@ def _in_backward() -> bool:
 
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> torch.futures.Future[torch.Tensor]:
-    """Reduces as DDP does without a hook: the same bits, with as little as possible around it."""
+    """Reduces as DDP does without a hook: the same bits, at little extra cost."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
-    # dist.all_reduce takes as long again, for looking up and logging what is known here.
+    # dist.all_reduce would take twice as long, for looking up the group and logging.
     work = state.group.allreduce([buffer])
     auto, averages = state.auto, None
     if not (buffer.is_cuda or state.reduces_late) and _in_backward():
-        # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
+        # Python in gloo's thread, during the backward pass, would take longer than the rest of this function.
         averages = torch.futures.Future[torch.Tensor]()
         state.under_way.append(Reduction(work, buffer, averages))
-    if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
+    if last and state.under_way:  # this bucket or earlier ones; DDP queues its own wait right after this
         torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
     if last and auto is not None and _in_backward():
-        # It raises for NaN once DDP has all averages: DDP queues its own wait right after this, and so before what is
-        # queued by a callback.
+        # `check_finite` must run after DDP's own wait, which DDP queues right after this; hence a callback queues it.
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(partial(engine.queue_callback, auto.flush.check_finite))
     if averages is not None:
         return averages
 
-    # On a busy machine gloo's thread may drop this function after the script has dropped all else: with a reference to
-    # `auto`, which has the group, it would free the group, and a group joins its threads.
+    # On a busy machine gloo's thread may hold the last reference to this function. A strong reference to `auto`, which
+    # has the group, would then free the group in one of the group's own threads, which the group joins.
     watching = None if auto is None else weakref.ref(auto)
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -171,7 +170,7 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
 
 
 def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
-    """Returns the DDP model, which `torch.compile` may have wrapped. Raises ConfigError where no hook can be put."""
+    """Returns the DDP model, which `torch.compile` may have wrapped. Raises ConfigError if it cannot have a hook."""
     model = inside_compiled(compiled)
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -197,7 +196,7 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
 
 
 def _parameters(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
-    """The parameters that DDP reduces, by the name that they have in the model itself."""
+    """Returns the parameters that DDP reduces, by their names in the unwrapped model."""
     ignored: set[str] = model.parameters_to_ignore
     found: dict[str, torch.Tensor] = {
         plain_name(name): parameter

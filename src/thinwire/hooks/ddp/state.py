@@ -1,4 +1,4 @@
-"""The state of one rank's DDP hook: what its buckets hold, beside what travels with a checkpoint."""
+"""The state of one rank's DDP hook: its buckets, added to the state that checkpoints contain."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Reduction(NamedTuple):
     """An all-reduce under way.
 
     Args:
-        work: to wait for.
-        buffer: of the gradients, and then of their averages.
-        averages: what DDP waits for.
+        work: gloo's or NCCL's.
+        buffer: the gradients, and then their averages.
+        averages: the future that DDP waits for.
     """
 
     work: dist.Work
@@ -33,10 +33,10 @@ class Reduction(NamedTuple):
 
 
 class BucketGradients(Gradients):
-    """Gradients that are in DDP's buckets before the hook can look: each pass is asked when it comes to a parameter.
+    """Gradients in DDP's buckets, checked by autograd hooks, because DDP fills buckets before its hook runs.
 
-    That costs a microsecond, so that one parameter stands for all until `follow` is called. A hook of the tensor's own
-    would be in the way of `torch.compile`.
+    A hook costs a microsecond, so one parameter represents all until `follow` is called. Hooks on tensors would
+    disturb `torch.compile`.
 
     Args:
         places: of the parameters, by name.
@@ -47,46 +47,46 @@ class BucketGradients(Gradients):
         self._followed = set[str]()
         self._found = set[str]()
         self._handles: list[Any] = []
-        self._hook([*places][-1:])  # which a backward pass comes to first, as a rule
+        self._hook([*places][-1:])  # usually the first parameter that a backward pass reaches
 
     def follow(self) -> None:
         self._hook(self.places.keys() - self._followed)
 
     def emptied(self, names: Collection[str]) -> set[str]:
-        looked_at = {*names} & self._followed
-        found = looked_at & self._found | super().emptied(looked_at)  # the pass has not come to all of them yet
+        followed = {*names} & self._followed
+        found = followed & self._found | super().emptied(followed)  # the pass has not reached all of them yet
         return {*names} if len(self._followed) < len(self.places) and found else found
 
     def end_pass(self) -> None:
-        """Forgets what the backward pass has found, once it has come to every parameter."""
+        """Resets after a backward pass."""
         self._found.clear()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _hook(self, names: Iterable[str]) -> None:
         for name in names:
             parameter = parameter_at(self.places[name])
-            if parameter is not None:  # DDP keeps the node, and the node has the parameter in any case
+            if parameter is not None:  # this keeps no parameter alive: DDP has the node, which has the parameter
                 node = torch.autograd.graph.get_gradient_edge(parameter).node
-                self._handles.append(node.register_prehook(partial(self._look, name, parameter)))
+                self._handles.append(node.register_prehook(partial(self._check, name, parameter)))
                 self._followed.add(name)
 
-    def _look(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
+    def _check(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
         if parameter.grad is None or (len(self._followed) > 1 and is_zeroed(parameter)):
             self._found.add(name)
 
 
 class ThinwireState(ExchangeState):
-    """The state that `ddp.compress` returns, as of `ExchangeState`.
+    """The state that `ddp.compress` returns, an `ExchangeState`.
 
     Attributes:
         group: of DDP.
         under_way: the step's all-reduces.
-        gradients: those that are compressed.
-        take_bucket: what the hook calls, which torch.compile leaves as it is.
+        gradients: of the compressed parameters.
+        take_bucket: the function that the hook calls, which torch.compile does not trace.
     """
 
     take_bucket: Callable[..., torch.futures.Future[torch.Tensor]]
@@ -100,10 +100,11 @@ class ThinwireState(ExchangeState):
         **kept: Any,
     ) -> None:
         super().__init__(model=model, layouts={name: layout_of(each) for name, each in parameters.items()}, **kept)
-        # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads
-        # waits for it. DDP drops this state after its reducer, and what Python has last is freed without the lock.
+        # DDP's reducer would free the group while it holds the interpreter's lock, and hang if one of the group's
+        # threads waits for the lock. DDP drops this state after its reducer, so Python frees the group, without the
+        # lock.
         self.group: dist.ProcessGroup = model.process_group
-        self._model = weakref.ref(model)  # which has this state
+        self._model = weakref.ref(model)  # the model has this state
         self.under_way: list[Reduction] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
@@ -115,12 +116,12 @@ class ThinwireState(ExchangeState):
 
     @property
     def reduces_late(self) -> bool:
-        """Whether DDP may call the hook for all buckets, and wait for them at once, when a backward pass is over."""
+        """Whether DDP may call the hook for all buckets at the end of a backward pass, and then wait for them."""
         model = self._model()
         return model is None or bool(model.static_graph)
 
     def check_divisor(self) -> None:
-        """Raises ConfigError inside a `join` that wants sums divided by the ranks that are left: DDP tells no hook."""
+        """Raises ConfigError inside a `join` that divides sums by the remaining ranks: DDP does not report these."""
         model = self._model()
         if model is not None and not getattr(model, "_divide_by_initial_world_size", True):
             raise ConfigError(
@@ -132,7 +133,7 @@ class ThinwireState(ExchangeState):
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.
 
         Raises:
-            RuntimeError: a rank is gone, in gloo's words.
+            RuntimeError: a rank is gone; the message is gloo's.
         """
         under_way, self.under_way = self.under_way, []
         for work, buffer, averages in under_way:
@@ -144,7 +145,7 @@ class ThinwireState(ExchangeState):
             self.auto.exposed()
 
     def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
-        """Returns what a bucket of DDP's holds; made when DDP first shows a bucket of these parameters."""
+        """Returns the description of a DDP bucket, made when DDP first shows a bucket of these parameters."""
         parameters = shown.parameters()
         key = tuple(map(id, parameters))
         found = self._buckets.get(key)
@@ -152,7 +153,7 @@ class ThinwireState(ExchangeState):
             unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
             if unknown:
                 raise ConfigError(f"DDP shows parameters of shape {unknown[:4]} that ddp.compress has not seen")
-            if len(self._buckets) > 4 * len(self._names):  # DDP rebuilds its buckets, but not for ever
+            if len(self._buckets) > 4 * len(self._names):  # DDP rebuilds its buckets a few times
                 self._buckets.clear()
             buffer = shown.buffer()
             offsets = tuple(

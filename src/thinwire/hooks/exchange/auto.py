@@ -1,7 +1,7 @@
-"""`codec="auto"` in a hook: measures steps, tells the other ranks, asks the controller, and changes the codec.
+"""`codec="auto"` in a hook: measures steps, exchanges measurements, asks the controller, and changes the codec.
 
-Every few steps each rank sends the others a note of 24 bytes; it travels during the next step, and all ranks decide
-before the one after that. Uncompressed steps are otherwise DDP's or FSDP2's own.
+Every few steps each rank sends the others a note of 24 bytes during the next step, and all ranks decide before the step
+after that. DDP or FSDP2 reduces the gradients of uncompressed steps.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import Gathering, agree, measure_link
 
 PROBE_TRIES = 3
-"""Busy processors make a link look slower, never faster: a rate below the known one is measured so often."""
+"""Most measurements of a link that seems slower than before: busy processors make a link look slower, never faster."""
 EARLY_NOTES = 3
-"""The first notes say which optimizer takes the gradients; the step that sends them waits for them."""
+"""The first notes name the optimizer that uses the gradients; the step that sends them waits for them."""
 _log = logging.getLogger(__name__)
 
 
 class ExchangeAuto:
-    """The settings of one rank's hook, step by step.
+    """Chooses the setting of every step of one rank's hook.
 
-    Call `begin_step` with a step's first gradients and `bucket_ready` with each; where a step is uncompressed,
-    `flush.add` before each reduction and `exposed` with the seconds that the backward pass waited for it.
+    Call `begin_step` with a step's first gradients and `bucket_ready` with each; in an uncompressed step, `flush.add`
+    before each reduction and `exposed` after the backward pass has waited for it.
 
     Args:
         levels: the settings; see `policies.auto.levels`.
         limits: of the controller.
-        core: this rank's part in the exchange, its contexts made for `residual_codec(levels)`.
+        core: this rank's part in the exchange, with contexts made for `residual_codec(levels)`.
         driver: of the same exchange.
-        guard: knows which optimizer takes the gradients.
+        guard: knows the optimizer that uses the gradients.
         start_step: steps before it are uncompressed.
         blocking: whether the backward pass waits for every uncompressed reduction, as FSDP2's does.
 
     Attributes:
-        base: the codec that stands for whichever is in use.
+        base: the codec in the tensors' choices, which represents the codec in use.
         controller: chooses the setting.
-        flush: takes what waits in residuals into the next uncompressed step.
+        flush: adds residuals to the next uncompressed step.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ExchangeAuto:
         return best
 
     def begin_step(self, step: int) -> None:
-        """Decides the step's setting, the same on all ranks.
+        """Chooses the step's setting, the same on all ranks.
 
         Raises:
             TransportError: a rank is gone.
@@ -113,7 +113,7 @@ class ExchangeAuto:
         self.settle()
         uncompressed = step < self._start_step
         if not uncompressed:
-            self._tell()
+            self._send_note()
             if self.controller.wants_probe:
                 self.measure()
             self.controller.begin_step()
@@ -123,15 +123,15 @@ class ExchangeAuto:
         self._began, self._exposed_s = time.perf_counter(), 0.0
 
     def bucket_ready(self) -> None:
-        """Says that some gradients of the step are ready."""
+        """Records the time at which some gradients of the step are ready."""
         self._last_ready = time.perf_counter()
 
     def exposed(self, begun: float = 0.0) -> None:
-        """Says that averages are there which the backward pass has waited for, since `begun` or its last gradients."""
+        """Records that the backward pass waited for averages until now, since `begun` or its last gradients."""
         self._exposed_s += max(0.0, time.perf_counter() - (begun or self._last_ready))
 
     def settle(self) -> None:
-        """Ends what the last step has left under way; between two steps."""
+        """Completes the last step's flush and notes; called between two steps."""
         self.flush.settle()
         if self._gathering is not None:
             (gathering, level), self._gathering = self._gathering, None
@@ -146,20 +146,20 @@ class ExchangeAuto:
 
     @contextmanager
     def loading(self, text: str) -> Iterator[None]:
-        """Takes `state()` back, on all ranks, once what is inside has loaded residuals.
+        """Restores `state()`, on all ranks, after the block has loaded residuals.
 
-        Before them, bounds on the lag are asked for as much as any setting asks: they are cut to that as they are
-        loaded, and the setting in use may be another than the state's.
+        Before the block, the largest sparsity of all settings is requested: loaded multipliers are clamped to the
+        requested sparsity, and the setting in use may differ from the state's.
 
         Args:
-            text: empty where residuals are of a run with a fixed codec.
+            text: empty if residuals are of a run with a fixed codec.
 
         Raises:
-            ConfigError: it cannot be that; nothing has been loaded.
+            ConfigError: an invalid text; no part has been loaded.
         """
         self.settle()
         memory = Memory.from_state(text) if text else None
-        self._ask(max(setting.sparsity for setting in self.controller.levels))
+        self._request_sparsity(max(setting.sparsity for setting in self.controller.levels))
         try:
             yield
             if memory is not None:
@@ -171,7 +171,7 @@ class ExchangeAuto:
         self._forget_samples()
 
     def costs_s(self) -> tuple[float, float] | None:
-        """Returns the seconds that a step takes at the setting in use and uncompressed; None before any is known."""
+        """Returns the seconds of a step at the setting in use and uncompressed; None before a step was measured."""
         if not self.controller.memory.compute_s:
             return None
         costs_s = self.controller.costs_s()
@@ -183,9 +183,10 @@ class ExchangeAuto:
     # ---- a step
 
     def _compare(self, step: int) -> None:
-        """Compares with the other ranks what their messages go by: a state may have been loaded on some of them alone.
+        """Compares step and controller with the other ranks: a state may have been loaded only on some.
 
-        A compressed exchange says so by itself; an all-reduce of another size ends the process, in gloo's own thread.
+        A compressed exchange would raise an error; an all-reduce of another size would end the process, in gloo's
+        thread.
         """
         own = {"step": step, "controller": self.state()}
         wanted = "load the state of one step on every rank, or on none"
@@ -207,8 +208,8 @@ class ExchangeAuto:
             overlap_s -= self._exposed_s if self._blocking else 0.0
             self._samples.append((step_s, self._exposed_s, max(0.0, overlap_s), 0.0, 0.0))
 
-    def _tell(self) -> None:
-        """Sends the other ranks a note, where one is due."""
+    def _send_note(self) -> None:
+        """Sends the other ranks a note, if one is due."""
         memory = self.controller.memory
         memory.since_note += 1
         if memory.since_note < self.controller.note_every:
@@ -244,10 +245,10 @@ class ExchangeAuto:
     def _apply(self) -> None:
         self._driver.release_buffers()
         if self.setting.codec is not None:
-            self._ask(self.setting.sparsity)
+            self._request_sparsity(self.setting.sparsity)
             self._core.recode(self._contexts, self.setting.codec)
 
-    def _ask(self, sparsity: float) -> None:
+    def _request_sparsity(self, sparsity: float) -> None:
         for context in self._contexts:
             if context.lag_bound is not None:
                 context.lag_bound.limit_sparsity(sparsity)

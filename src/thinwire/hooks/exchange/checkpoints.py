@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints(ABC):
-    """The part of `ExchangeState` that a checkpoint holds.
+    """The part of `ExchangeState` that saves and loads checkpoints.
 
     Attributes:
         step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
+        resumed: the result of the last `load_state_dict`, as text; empty before.
     """
 
     core: Collective
@@ -56,18 +56,18 @@ class Checkpoints(ABC):
 
     @abstractmethod
     def between_steps(self) -> None:
-        """Takes the step that is over into warm-up and records."""
+        """Adds the step that has ended to warm-up and records."""
 
     @abstractmethod
     def _end_records(self) -> None:
-        """Records the step that is over, if it was measured."""
+        """Records the step that has ended, if it was measured."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's state: save it on every rank, since every rank's residual is another.
+        """Returns a copy of this rank's state: save it on every rank, because residuals differ between ranks.
 
-        Tensors, numbers and strings alone, under a key of this rank's own: `torch.save` into a file for each rank
-        and `torch.distributed.checkpoint` into one folder both keep all of it. The keys depend on the model and on what
-        is compressed alone, so that the latter finds them whatever the codec: `auto` is empty with a fixed one.
+        The state contains only tensors, numbers and strings, under a key with this rank's number: `torch.save` into a
+        file for each rank and `torch.distributed.checkpoint` into one folder both save all of it. The latter needs
+        keys that depend only on the model and the compressed tensors, so `auto` exists, empty, with a fixed codec, too.
         """
         self.driver.wait_step()
         part = {**self.core.residuals.state_dict(), "auto": "" if self.auto is None else self.auto.state()}
@@ -76,7 +76,7 @@ class Checkpoints(ABC):
     def _saved(
         self, layout: Mapping[str, int], ranks: Mapping[int, Mapping[str, Any]], step: int = 0, loss_scale: float = 1.0
     ) -> dict[str, Any]:
-        """Returns a state of these ranks' parts, with the layout of each tensor."""
+        """Returns a state with these ranks' parts and the layout of each tensor."""
         parts = {
             str(rank): {**part, "layouts": {name: self._layouts[name].tensor() for name in part["residuals"]}}
             for rank, part in ranks.items()
@@ -96,14 +96,14 @@ class Checkpoints(ABC):
         return "mean" if self.core.residuals.mean else "sum"
 
     def layout(self) -> dict[str, int]:
-        """Returns how the run is divided: a state of the same layout is loaded without resizing."""
+        """Returns the division into ranks: a state of the same division is loaded without resizing."""
         return {"world_size": self.world_size}
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
         """Returns a state of all ranks of a `world_size`-rank run, filled with zeros.
 
-        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
-        number of ranks wrote, and pass the result to `load_state_dict`.
+        `torch.distributed.checkpoint.load` fills a given state in place. Give it this to read a checkpoint that
+        another number of ranks wrote, and pass the result to `load_state_dict`.
         """
         blank = self.core.residuals.blank_state_dict
         return self._saved(
@@ -111,23 +111,23 @@ class Checkpoints(ABC):
         )
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the residuals of another number of ranks."""
+        """Loads the residuals of another number of ranks."""
         self.core.residuals.load_resized(ranks)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Takes a state back, on every rank.
+        """Loads a state; call it on every rank.
 
         Args:
-            state: this rank's own `state_dict()`, or a `merge` of all ranks'. From a run with another number of
-                ranks all are needed, and from one that trained or compressed other tensors, as ranks owned other
-                slices: by parameter name, what was still to be sent is summed over the old ranks and divided over the
-                new ones.
+            state: this rank's own `state_dict()`, or a `merge` of all ranks'. A state of another number of ranks, or of
+                a run that trained or compressed other tensors, needs all ranks' parts, because ranks owned other
+                slices: by parameter name, residuals are summed over the old ranks and divided over the new ones.
 
         Returns:
-            What was done, in words; also in `resumed` and in the report.
+            A description of the result; also in `resumed` and in the report.
 
         Raises:
-            ConfigError: another model, other tensors compressed, other ranks of the job, or not all that are needed.
+            ConfigError: the state is of another model, other compressed tensors or other ranks of the job, or lacks
+                ranks.
         """
         if isinstance(state, Copied):
             raise ConfigError(_NOTHING)
@@ -141,7 +141,7 @@ class Checkpoints(ABC):
                     self._layouts[name].check(name, saved.tolist())
         if ("replicas" in state) != ("replicas" in self.layout()):
             was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
-            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
+            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards differ")
         if (reduce := state.get("reduce", "mean")) != self._reduce:
             raise ConfigError(
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
@@ -164,40 +164,40 @@ class Checkpoints(ABC):
         return self.resumed
 
     def _controller_of(self, state: Mapping[str, Any]) -> str:
-        """Returns what a state has of `codec="auto"`, of FSDP2 this rank's own; empty where its codec is fixed."""
-        part = state["ranks"].get(str(self.rank) if self._is_alike(state) else "0")
+        """Returns a state's text of `codec="auto"`, with FSDP2 this rank's own; empty if its codec is fixed."""
+        part = state["ranks"].get(str(self.rank) if self._has_same_layout(state) else "0")
         if part is None:
             return ""
         check_keys(part, ["auto"])
         return str(part["auto"])
 
-    def _is_alike(self, state: Mapping[str, Any]) -> bool:
-        """Whether the run that saved a state was divided as this one is."""
+    def _has_same_layout(self, state: Mapping[str, Any]) -> bool:
+        """Whether the run that saved a state was divided into ranks as this one is."""
         return all(state.get(key) == value for key, value in self.layout().items())
 
     def _owned_alike(self, part: Mapping[str, Any]) -> bool:
-        """Whether ranks owned the slices that they own here, as the part of this rank in a state says."""
+        """Whether ranks owned the same slices as here, according to this rank's part of a state."""
         return self.core.residuals.owned_alike(part)
 
     def _check_group(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
+        """Raises ConfigError for a state of another group of a larger job, which trains another model or shard."""
         group = state.get("group", "")
         if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
             raise ConfigError(
-                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, whose "
-                "residuals are others. In torch.distributed.checkpoint every group needs a key of its own, as in "
-                "{f'ddp-{min(ranks)}': state.state_dict()}; where ranks were only renumbered, take 'group' out of the "
+                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, with other "
+                "residuals. In torch.distributed.checkpoint every group needs a separate key, as in "
+                "{f'ddp-{min(ranks)}': state.state_dict()}; if ranks were only renumbered, remove 'group' from the "
                 "state"
             )
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
-        ranks, old, alike = state["ranks"], int(state["world_size"]), self._is_alike(state)
-        if alike and str(self.rank) not in ranks:
+        ranks, old, same_layout = state["ranks"], int(state["world_size"]), self._has_same_layout(state)
+        if same_layout and str(self.rank) not in ranks:
             raise ConfigError(
-                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
-                "of its own; save state_dict() on every rank and load each one's"
+                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has its own "
+                "residuals; save state_dict() on every rank and load each one's"
             )
-        if alike and self._owned_alike(ranks[str(self.rank)]):
+        if same_layout and self._owned_alike(ranks[str(self.rank)]):
             self.core.residuals.load_state_dict(ranks[str(self.rank)])
             self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
         else:
@@ -205,29 +205,29 @@ class Checkpoints(ABC):
                 why = (
                     "the state was saved where other tensors were trained or compressed, or tensors were cut along "
                     "other dimensions, and ranks owned other slices"
-                    if alike
+                    if same_layout
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )
                 raise ConfigError(
                     f"{why}; the states of ranks {missing} are missing: pass what merge([…]) makes of all of them"
                 )
             self.load_resized(state, [ranks[str(other)] for other in range(old)])
-            how = "with other owners of slices" if alike else f"from {old} ranks on {self.world_size}"
+            how = "with other owners of slices" if same_layout else f"from {old} ranks on {self.world_size}"
             self.resumed = (
                 f"resumed at step {state['step']} {how}: residuals were summed over "
                 "the old ranks by parameter name and divided over the new ones"
             )
-            if self.rank == 0:  # it is the same on all
+            if self.rank == 0:  # the same on all ranks
                 _log.warning("%s", self.resumed)
 
 
 class Copied:
-    """Stands in a copied model for its hook's state: torch copies that, and gives the copy no hook."""
+    """Replaces the hook's state in a copied model: torch copies the state, and gives the copy no hook."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises ConfigError: nothing is kept here."""
+        """Raises ConfigError: a copy has no state."""
         raise ConfigError(_NOTHING)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Raises ConfigError: nothing is kept here."""
+        """Raises ConfigError: a copy has no state."""
         raise ConfigError(_NOTHING)

@@ -1,6 +1,6 @@
-"""When a controller stops compressing, the next uncompressed step takes the residuals.
+"""Adds residuals to the next uncompressed step, after a controller has stopped compressing.
 
-The averages of all uncompressed steps are looked at: NaN or Inf in them makes all ranks skip the step, or raise.
+The averages of all uncompressed steps are checked: NaN or Inf in them makes all ranks skip the step, or raise.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from thinwire.runtime.peers import gather
 
 
 class Flush:
-    """The residuals of one rank that the next uncompressed step takes.
+    """The residuals of one rank that wait for the next uncompressed step.
 
     Args:
         core: this rank's part in the exchange.
         driver: of the same exchange.
 
     Attributes:
-        waiting: whether something waits for an uncompressed step.
-        under_way: whether the step under way has taken some of it.
-        undone: whether NaN or Inf came of the step under way: nobody takes it, and what it took, if anything, waits
+        waiting: whether residuals wait for an uncompressed step.
+        under_way: whether the step under way contains some of them.
+        undone: whether the averages of the step under way contain NaN or Inf: all ranks skip it, and its residuals wait
             again.
     """
 
     def __init__(self, core: Collective, driver: CollectiveDriver) -> None:
         self._core, self._driver = core, driver
         self.waiting = self.under_way = self.undone = False
-        # By name of its context, as a step does not always reduce all gradients; None where it may be all of them.
+        # The names of waiting contexts, because a step may reduce only some gradients; None: possibly all.
         self._left: set[str] | None = None
         self._left_before: set[str] = set()
         self._finite: list[torch.Tensor] = []  # of averages on a GPU
 
     def expect_all(self) -> None:
-        """Says that something may wait in every residual."""
+        """Marks every residual as waiting."""
         self.waiting, self._left = True, None
 
     def add(self, bucket: Bucket, buffer: torch.Tensor) -> None:
-        """Adds residuals to a gradient, before it is all-reduced as an average over the ranks."""
+        """Adds residuals to a gradient, before the ranks average it."""
         if not self.waiting:
             return
         if self._left is None:
@@ -58,27 +58,27 @@ class Flush:
         self._driver.flush(bucket, buffer, self._left)
 
     def reduced(self, averaged: torch.Tensor) -> None:
-        """Takes an average of the step under way.
+        """Checks an average of the step under way.
 
-        Called in gloo's threads and in the backward pass's, perhaps at once: it only ever sets `undone`.
+        Gloo's threads and the backward pass may call it at the same time: it only sets `undone`.
         """
         if averaged.is_cuda:
-            self._finite.append(averaged.isfinite().all())  # for `check_finite`: to ask now would wait for every bucket
-        # A sum takes a twentieth of the time. It may overflow, but it is finite only where all values are.
+            self._finite.append(averaged.isfinite().all())  # read in `check_finite`: now it would wait for every bucket
+        # A sum takes a twentieth of the time. It may overflow, but it is finite only if all values are.
         elif not (math.isfinite(averaged.sum()) or averaged.isfinite().all()):
             self.undone = True
 
     def check_finite(self) -> bool:
-        """Returns whether the step under way is undone, once all its averages are there.
+        """Returns whether the step under way is undone, once all its averages are complete.
 
         Raises:
-            NonFiniteError: it is, and steps are not skipped.
+            NonFiniteError: the step is undone, and steps are not skipped.
         """
         finite, self._finite = self._finite, []
         found = defaultdict[torch.device, list[torch.Tensor]](list)
         for each in finite:
             found[each.device].append(each)
-        if not all(bool(torch.stack(alike).all()) for alike in found.values()):  # one question to each GPU
+        if not all(bool(torch.stack(alike).all()) for alike in found.values()):  # one read from each GPU
             self.undone = True
         if self.undone and not self._core.skip:
             raise NonFiniteError(
@@ -88,22 +88,22 @@ class Flush:
         return self.undone
 
     def skip(self) -> None:
-        """Skips the step under way, which has all its averages, as ranks do that see others."""
+        """Skips the step under way, with all its averages, because a rank with other averages does."""
         self.undone = self.under_way
-        if not self.undone:  # nothing is to be given back, and a rank that holds padding alone settles nothing
+        if not self.undone:  # no residuals to restore, and on a rank with only padding no exchange
             self._core.skip_step(exchanged=False)
 
     def settle(self) -> None:
-        """Ends a step that may have taken residuals; between two steps. Raises NonFiniteError, as `check_finite`."""
+        """Ends a step that may contain residuals; between two steps. Raises NonFiniteError as `check_finite` does."""
         self.check_finite()
-        # After a reduce-scatter every rank sees another part, and the step may have been broken off.
+        # After a reduce-scatter every rank sees another part, and the step may have been interrupted.
         if self.under_way and self._core.skip and not self._core.pulls:
             self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))
         self._core.steps_skipped += self.undone
         if not self.under_way:
             self.undone = False
             return
-        if self.undone:  # all ranks skip the step: what was flushed must not go with it
+        if self.undone:  # all ranks skip the step: its residuals must not be lost
             self._core.residuals.restore()
             self._left = self._left_before
         self.waiting = bool(self._left)

@@ -1,7 +1,7 @@
-"""The arguments of `compress`, checked, and the exchange that every hook builds from them.
+"""The arguments of `compress`, their checks, and the exchange that every hook builds from them.
 
-A hook finds its tensors and takes gradients in its own way; which codecs they get, whom it meets, what ranks must have
-in common and how the exchange is made is the same for all, and stands here.
+Each hook finds its tensors and receives gradients in its own way. The choice of codecs, the connections, the settings
+that ranks must share and the construction of the exchange are the same for all hooks, and are in this file.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from thinwire.transports.peers import PeerGroup
 from thinwire.version import VERSION
 
 GATHER_MB = 4.0
-"""Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
+"""Every group of buckets costs two packets to every rank, which soon cost more time than earlier sending saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """The keyword arguments of `ddp.compress`, `fsdp.compress` and `named.compress`, beside the model.
+    """The keyword arguments of `ddp.compress`, `fsdp.compress` and `named.compress`, besides the model.
 
-    `compress(model, "3lc", sparsity=1.0, start_step=50)` makes one of `start_step` and gives `sparsity` to the codec.
+    `compress(model, "3lc", sparsity=1.0, start_step=50)` sets `start_step` here and passes `sparsity` to the codec.
 
     Args:
         codec: of every rank's gradient: an id, or a codec. With `"auto"` (DDP and FSDP2) a controller measures the link
-            and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
-        options: of the codec, where `codec` is an id. `compress` takes them by name.
+            and the training, and chooses for every step: uncompressed, bf16, int8, or 3LC with some s.
+        options: of the codec, if `codec` is an id. `compress` accepts them by name.
         codec_down: of the averages; by default the same. FSDP2 without replicas sends no averages.
         start_step: steps before it are exchanged uncompressed. Not of `named.compress`.
-        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
+        min_numel: tensors with fewer values are not compressed, nor are biases and norm layers.
         exclude: further tensors to leave uncompressed, by name and shape.
-        codecs: another codec for tensors whose name matches a pattern (as in `"fc*.weight"`); the first match wins.
+        codecs: other codecs by patterns of tensor names (as in `"fc*.weight"`); the first match wins.
         last_layer: another codec for the last layer's tensors, such as `"fp32"`. Not of `named.compress`.
         compression: a policy in place of `codec`, `codec_down`, `min_numel` and `exclude`; `codecs` and `last_layer`
-            go before it. Not of `named.compress`.
-        reduce: the mean over the ranks or their sum. FSDP2 has the mean alone.
-        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
-            rank averages with NaN or Inf and leaves every residual as it was, so that a GradScaler skips the step
-            everywhere. With a fixed codec, steps before `start_step` are torch's own, which look for neither.
+            override it. Not of `named.compress`.
+        reduce: the mean over the ranks or their sum. FSDP2 supports only the mean.
+        nonfinite: the effect of NaN or Inf on any rank: `"raise"` ends the training on all ranks; `"skip"` gives every
+            rank averages with NaN or Inf and leaves every residual unchanged, so that a GradScaler skips the step on
+            all ranks. With a fixed codec, torch exchanges steps before `start_step`, without this check.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
-        timeout: how long a rank may keep the other ranks waiting, in seconds or as a timedelta; by default the timeout
-            of the process group.
-        gather_mb: buckets travel together until they have so many megabytes; 0 sends each by itself.
-        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
-        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
-            on all ranks: no reader on the way understands or changes it.
-        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
-        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
+        timeout: how long a rank may delay the other ranks, in seconds or as a timedelta; by default the timeout of the
+            process group.
+        gather_mb: buckets are sent together until they have this many megabytes; 0 sends each separately.
+        measure_link: sends a few messages at the start (some 0.1 s), so that the report can judge whether it pays.
+        credentials: with a token file, messages between ranks are sealed with its first token without a rank, the same
+            on all ranks: a reader on the network can neither read nor change them.
+        lag_limit: of `"auto"`: the most steps that a residual may withhold; by default 5.
+        target: of `"auto"`: the quantity to minimise, the `"time"` of a step (the default) or `"bytes"`.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: an invalid value.
     """
 
     codec: str | Codec = "3lc"
@@ -96,15 +96,15 @@ class ExchangeOptions:
 
     @classmethod
     def of(cls, codec: str | Codec, given: Mapping[str, Any], without: Collection[str] = ()) -> ExchangeOptions:
-        """Returns what the keyword arguments of `compress` ask for; all that it does not know are of the codec.
+        """Returns the options from the keyword arguments of `compress`; unknown ones belong to the codec.
 
         Args:
             codec: as the user gave it.
             given: the keyword arguments.
-            without: fields that this hook does not take.
+            without: fields that this hook does not accept.
 
         Raises:
-            ConfigError: a value that cannot be, or a name that neither `compress` nor the codec knows.
+            ConfigError: an invalid value, or a name that neither `compress` nor the codec knows.
         """
         taken = [each.name for each in fields(cls) if each.name not in ("codec", "options", *without)]
         options = {name: value for name, value in given.items() if name not in taken}
@@ -115,13 +115,13 @@ class ExchangeOptions:
             try:
                 as_codec(codec, options)
             except ConfigError as error:
-                if "option" not in str(error):  # a value of one
+                if "option" not in str(error):  # an invalid value
                     raise
                 raise ConfigError(f"{error}; compress itself takes {', '.join(taken)}") from error
         return asked
 
     def __post_init__(self) -> None:
-        given: dict[str, Any] = vars(self)  # as a script gives it, which no type checker has seen
+        given: dict[str, Any] = vars(self)  # from a script, which may ignore the types
 
         def check(name: str, fits: bool, allowed: str) -> None:
             if not fits:
@@ -147,25 +147,25 @@ class ExchangeOptions:
 
     @property
     def group_nbytes(self) -> int:
-        """Buckets travel together until their gradients have so many bytes."""
+        """Buckets are sent together until their gradients have this many bytes."""
         return int(self.gather_mb * 1e6)
 
     # ---- codecs
 
     def settings(self, devices: Collection[torch.device]) -> tuple[Level, ...]:
-        """Returns what `codec="auto"` chooses among, from uncompressed; nothing for any other codec.
+        """Returns the settings that `codec="auto"` chooses from, uncompressed first; none for any other codec.
 
         Args:
-            devices: where gradients are.
+            devices: of the gradients.
 
         Raises:
-            ConfigError: arguments that contradict each other, or that cannot be.
+            ConfigError: contradictory or invalid arguments.
         """
         if self.codec != AUTO:
             if self._asked:
                 raise ConfigError(
                     f"only codec='auto' takes {' and '.join(self._asked)}, and codec is {self.codec!r}; a fixed codec "
-                    "has a limit of its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
+                    "has its own limit, as in compress(model, '3lc', sparsity=1.75, lag=5)"
                 )
             return ()
         beside = (("codec_down", self.codec_down), ("compression", self.compression))
@@ -177,24 +177,24 @@ class ExchangeOptions:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """The given arguments of the controller; `Limits` has the defaults of the others."""
+        """The controller's arguments that were given; `Limits` has the defaults of the rest."""
         asked = {"lag_limit": self.lag_limit, "target": self.target}
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def limits(self) -> Limits:
-        """What the controller of `codec="auto"` has to keep to."""
+        """The limits of the controller of `codec="auto"`."""
         return Limits(**self._asked)
 
     def choices(self, shapes: Mapping[str, tuple[int, ...]], settings: tuple[Level, ...] = ()) -> dict[str, Choice]:
-        """Returns every tensor's codecs. They refuse NaN and Inf: what then happens is the hook's to say.
+        """Returns every tensor's codecs. The codecs refuse NaN and Inf, and the hook decides what follows.
 
         Args:
             shapes: of the tensors, by name, in the model's order.
             settings: of `codec="auto"`; none with a fixed codec.
 
         Raises:
-            ConfigError: codecs or options that cannot be.
+            ConfigError: invalid codecs or options.
         """
         codec = residual_codec(settings) if settings else as_codec(self.codec, dict(self.options))
         compression = self.compression
@@ -216,7 +216,7 @@ class ExchangeOptions:
     # ---- ranks
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
-        """Returns connections to these ranks, as `ranks.meet`; the default timeout is that of the training's group."""
+        """Returns connections to these ranks, as `ranks.meet`; the default timeout is the training group's."""
         timeout = timeout_of(group) if self.timeout is None else timedelta(seconds=in_seconds(self.timeout))
         return meet(ranks, timeout, self.credentials)
 
@@ -226,9 +226,9 @@ class ExchangeOptions:
         Args:
             peers: all ranks of the training.
             tensors: of the model, whole.
-            own: what not every hook has, JSON values by name.
+            own: further settings of this hook, JSON values by name.
         """
-        said = {
+        shared = {
             "thinwire": VERSION,
             "codec": self.agreement(()),
             "start_step": self.start_step,
@@ -238,12 +238,12 @@ class ExchangeOptions:
             "gather_mb": self.group_nbytes / 1e6,
             "measure_link": self.measure_link,
         }
-        agree(peers, {**said, **own, **described(tensors)})
+        agree(peers, {**shared, **own, **described(tensors)})
 
     def agreement(self, settings: tuple[Level, ...]) -> dict[str, Any]:
-        """Returns what ranks must have in common of who chooses the codec, as JSON values.
+        """Returns the codec's id or the controller's settings, which all ranks must share, as JSON values.
 
-        Where one rank alone has a controller, the message names the `id` only.
+        If only some ranks have a controller, the message names just the `id`.
         """
         if not settings:
             return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
@@ -262,12 +262,12 @@ class ExchangeOptions:
         drop_zeros: bool = False,
         pulls: bool = True,
     ) -> Collective:
-        """Returns this rank's part in the exchange, its residuals empty.
+        """Returns this rank's part in the exchange, with empty residuals.
 
         Args:
-            tensors: what these ranks exchange.
-            peers: who exchanges it.
-            partitions: who owns which values; by default all own equally many.
+            tensors: that these ranks exchange.
+            peers: the ranks.
+            partitions: the owners of the values; by default all ranks own equally many.
             drop_zeros, pulls: of `Collective`.
         """
         mean = self.reduce != "sum"
@@ -291,6 +291,6 @@ class ExchangeOptions:
         )
 
     def few_bits(self, choices: Mapping[str, Choice], settings: tuple[Level, ...], rank: int) -> str:
-        """Returns the fixed codec as text where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
+        """Returns, on rank 0, the fixed codec as text if it needs fewer than 8 bits a value; else an empty text."""
         found = {str(each.up): None for each in choices.values() if takes_few_bits(each.up)}
         return "" if settings or rank or not found else ", ".join(found)

@@ -1,4 +1,4 @@
-"""Ranks meet before training: their connections, their timeout, and a description of the model to compare."""
+"""Connects ranks before training: their connections, their timeout, and a description of the model to compare."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def meet(ranks: Sequence[int], timeout: timedelta, credentials: Credentials | None) -> PeerGroup:
-    """Returns connections to these ranks in a new gloo group, sealed where credentials are given; all ranks call it.
+    """Returns connections to these ranks in a new gloo group, sealed if credentials are given; all ranks call it.
 
     Raises:
         ConfigError: credentials without a token.
         ProtocolError: only some ranks have credentials.
-        TransportError: not all ranks came.
+        TransportError: a rank did not connect.
     """
     secret = None if credentials is None else _secret(credentials)
     peers = GlooPeerGroup(ranks, timeout)
@@ -49,7 +49,7 @@ def described(tensors: Sequence[TrainedTensor]) -> dict[str, Any]:
 
 
 def check_floating(name: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError for a parameter without a gradient that a codec takes."""
+    """Raises ConfigError for a parameter with a dtype that codecs do not support."""
     if not dtype.is_floating_point:
         raise ConfigError(f"parameter {name!r} has dtype {dtype}; only floating-point tensors are compressed")
 

@@ -1,4 +1,4 @@
-"""Saved states of hooks: checks before anything is changed, and the merge of all ranks' states."""
+"""Saved states of hooks: checks before any change, and the merge of all ranks' states."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Layout(NamedTuple):
 
     Args:
         shape: of the whole tensor.
-        order: the dimensions that have more than one value, as they lie in memory, the outermost first.
-        cut: where ranks hold shards: the dimension that the tensor is cut along.
+        order: the dimensions of more than one value, in memory order, the outermost first.
+        cut: the dimension along which the tensor is cut into shards; −1 if it is whole.
     """
 
     shape: tuple[int, ...]
@@ -30,11 +30,11 @@ class Layout(NamedTuple):
     cut: int = -1
 
     def tensor(self) -> torch.Tensor:
-        """Returns the layout as a state holds it."""
+        """Returns the layout as a tensor, for a state."""
         return torch.tensor([self.cut, *self.shape, *self.order], dtype=torch.int64, device="cpu")
 
     def check(self, name: str, saved: Sequence[int]) -> None:
-        """Raises ConfigError where a tensor had another layout; residuals of another cut can be cut anew."""
+        """Raises ConfigError if a tensor had another layout; another cut is allowed, as residuals can be cut anew."""
         cut, shape, order = saved[:1], saved[1 : 1 + len(self.shape)], saved[1 + len(self.shape) :]
         cuts = range(-1, 0) if self.cut < 0 else range(len(self.shape))
         if [*shape] != [*self.shape] or not cut or cut[0] not in cuts:
@@ -52,28 +52,28 @@ class Layout(NamedTuple):
 
 
 def row_major(tensors: Mapping[str, torch.Tensor]) -> dict[str, Layout]:
-    """Returns the layouts of tensors whose values travel in the order of their indices, whatever their memory."""
+    """Returns the layouts of tensors that are sent in the order of their indices, not of their memory."""
     return {name: Layout(tuple(each.shape), tuple(range(each.ndim))) for name, each in tensors.items()}
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """Returns the layout of a tensor that is reduced in the order of its memory, as DDP does."""
+    """Returns the layout of a tensor that is reduced in the order of its memory, as in DDP."""
     dims, strides = [dim for dim, size in enumerate(tensor.shape) if size != 1], tensor.stride()
     order = sorted(dims, key=lambda dim: -strides[dim])
-    # What has holes, or lies over itself, DDP keeps as if it were contiguous.
+    # DDP stores gradients of tensors with gaps or overlaps contiguously.
     dense = tensor.squeeze().permute([dims.index(dim) for dim in order]).is_contiguous()
     return Layout(tuple(tensor.shape), tuple(order if dense else dims))
 
 
 class SavedPart(msgspec.Struct, frozen=True):
-    """One rank's part of a hook's state, beside its residuals."""
+    """One rank's part of a hook's state, without its residuals."""
 
     layouts: dict[str, torch.Tensor]
     auto: str = ""
 
 
 class SavedHook(msgspec.Struct, frozen=True):
-    """What a hook's `state_dict` returned, or the merge of all ranks'."""
+    """The `state_dict()` of a hook, or the merge of all ranks'."""
 
     format: int
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -86,17 +86,17 @@ class SavedHook(msgspec.Struct, frozen=True):
 
 
 def check_saved(state: object) -> None:
-    """Looks at a state, of one rank or merged from several, whatever model it is of.
+    """Checks the form of a state, of one rank or merged from several, independent of the model.
 
     Raises:
-        ConfigError: it is of another format, or damaged.
+        ConfigError: the state has another format, or is damaged.
     """
     saved_as = state.get("format") if isinstance(state, Mapping) else None
     if not isinstance(state, Mapping) or not isinstance(saved_as, int) or saved_as != FORMAT:
         found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
         raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
     saved = read(SavedHook, state, "a hook")
-    # 0 is of a scaler that no step has asked yet. Residuals are multiplied by it, or by its reciprocal.
+    # 0 means that no step has read the scaler yet. Residuals are multiplied by the scale, or by its reciprocal.
     if saved.loss_scale < 0 or (saved.loss_scale and not 1 / saved.loss_scale < math.inf):
         raise ConfigError(f"the state is damaged: its loss_scale is {saved.loss_scale}")
     for rank, part in saved.ranks.items():
@@ -107,13 +107,13 @@ def check_saved(state: object) -> None:
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns one state that holds every rank's, for a run with another number of ranks.
+    """Returns one state that contains every rank's, for a run with another number of ranks.
 
     Args:
         states: the `state_dict()` of every rank, in any order.
 
     Raises:
-        ConfigError: they are not of one run at one step.
+        ConfigError: the states are of different runs or steps.
 
     Example:
         >>> parts = [{"format": 1, "world_size": 2, "step": 5, "loss_scale": 1.0, "ranks": {r: {}}} for r in "01"]

@@ -30,10 +30,10 @@ class ExchangeState(Checkpoints):
 
     Args:
         core: this rank's part in the exchange.
-        peers: the ranks that exchange. All of them make a state, which measures the link if `options` say so.
-        options: as `compress` was given.
+        peers: the ranks that exchange. All of them construct a state, which measures the link unless `options` forbid.
+        options: of `compress`.
         layouts: of the tensors, by name.
-        model: closes the exchange when it is garbage; by default the state does.
+        model: closes the exchange when it is garbage-collected; by default the state does.
         settings: of `codec="auto"`; none with a fixed codec.
         guard: knows the optimizers.
         blocking: whether the backward pass waits for every uncompressed reduction.
@@ -41,11 +41,11 @@ class ExchangeState(Checkpoints):
 
     Attributes:
         step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
-        warm_up: what the first steps cost, which the report leaves out.
-        auto: decides every step's setting; None with a fixed codec.
-        gathered: the codec of parameters that are gathered, in words; empty where none are coded.
+        resumed: the result of the last `load_state_dict`, as text; empty before.
+        link_bps: bits per second of the slowest link, as measured at the start; 0 if it was not measured.
+        warm_up: the costs of the first steps, which the report leaves out.
+        auto: chooses every step's setting; None with a fixed codec.
+        gathered: the codec of gathered parameters, as text; empty if they are not coded.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class ExchangeState(Checkpoints):
 
     @property
     def everyone(self) -> PeerGroup:
-        """The way to all ranks, by their numbers here."""
+        """The connections to all ranks of the training."""
         return self.driver.peers
 
     @property
     def steps_skipped(self) -> int:
-        """Steps that no rank took because some rank's gradient held NaN or Inf; so do their averages on all ranks."""
-        undone = self.auto is not None and self.auto.flush.undone  # what the core counts when the next step begins
+        """Steps that all ranks skipped because of NaN or Inf in some rank's gradient, and so in all averages."""
+        undone = self.auto is not None and self.auto.flush.undone  # the core counts it when the next step begins
         return self.core.steps_skipped + (undone and self.core.skip)
 
     @property
     def uncompressed_nbytes(self) -> float:
-        """Bytes that this rank would send a step uncompressed, in a ring: 2·(N − 1)/N times the gradients' own size."""
+        """Bytes that this rank would send in an uncompressed step, in a ring: 2·(N − 1)/N times the gradients' size."""
         world, tensors = self.core.residuals.world, self.core.residuals.tensors.values()
         return (2 if self.core.pulls else 1) * (world - 1) / world * sum(tensor.nbytes for tensor in tensors)
 
     @property
     def uncounted_traffic(self) -> str:
-        """Other traffic, which these counters leave out, as text."""
+        """Other traffic, which the counters leave out, as text."""
         return ""
 
     @property
@@ -114,12 +114,12 @@ class ExchangeState(Checkpoints):
 
     @property
     def known_link_bps(self) -> float:
-        """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
+        """Bits per second of the slowest link, as measured last: at the start, or later by the controller."""
         return (0.0 if self.auto is None else self.auto.controller.memory.link_bps) or self.link_bps
 
     @property
     def recorded(self) -> int:
-        """Steps that metrics writers have records of."""
+        """Number of steps with records in metrics writers."""
         return 0 if self._records is None else self._records.written
 
     def counters(self) -> dict[str, float]:
@@ -127,9 +127,9 @@ class ExchangeState(Checkpoints):
         return self.driver.counters()
 
     def totals(self) -> dict[str, Any]:
-        """Returns what all steps so far have sent, and would have sent uncompressed: the report's ratio, and records'.
+        """Returns the bytes sent in all steps so far, and their uncompressed size, for reports and records.
 
-        Steps that are not compressed count as such on both sides.
+        Uncompressed steps count the same in both.
         """
         sums, plain = self.counters(), self.uncompressed_nbytes
         steps = int(sums.get("steps", 0))
@@ -141,28 +141,28 @@ class ExchangeState(Checkpoints):
         }
 
     def compressed_sums(self) -> dict[str, float]:
-        """Returns `counters()` of compressed steps alone, as the report takes them."""
+        """Returns `counters()` of compressed steps only, for the report."""
         return self.counters()
 
     def note_warm_up(self) -> None:
-        """Notes what the first compressed steps cost."""
+        """Records the costs of the first compressed steps."""
         if not self.warm_up.over:
             sums = self.compressed_sums()
             self.warm_up.note(int(sums.get("steps", 0)), sums)
 
     def record_to(self, *writers: MetricsWriter, every: int = 10) -> None:
-        """Gives metrics writers records of the steps to come: bytes, residual and lag of every tensor, and the seconds.
+        """Gives metrics writers records of future steps: bytes, residual and lag of every tensor, and the seconds.
 
-        A measured step reads every gradient and residual once more. It is recorded when the next one begins, the last
+        A measured step reads every gradient and residual once more. It is recorded when the next step begins, the last
         one by `close`.
 
         Args:
             writers: `JsonLines`, `Prometheus` and `TensorBoard` of `thinwire.runtime.metrics`, or your own; closed with
-                the state. Ranks of one machine may append to the same file; a port is one rank's.
-            every: steps from one that is measured to the next; of `Prometheus`, sums are then of those alone.
+                the state. Ranks of one machine may append to the same file, but need separate ports.
+            every: steps from one measured step to the next; `Prometheus` then sums only the measured steps.
 
         Raises:
-            ConfigError: `every` is below 1, or records go somewhere already.
+            ConfigError: `every` is below 1, or `record_to` was called before.
 
         Example::
 
@@ -175,7 +175,7 @@ class ExchangeState(Checkpoints):
         self.between_steps()
 
     def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
-        """Records the latest step's loss, or an accuracy, where `record_to` was called; does nothing elsewhere.
+        """Records the latest step's loss, or an accuracy; without `record_to`, it has no effect.
 
         Args:
             loss: of this rank's training step.
@@ -188,13 +188,13 @@ class ExchangeState(Checkpoints):
             self._records.record_scores(max(0, self.step - 1), loss, accuracy)
 
     def between_steps(self) -> None:
-        """Takes the step that is over into warm-up and records, before the first gradients of step `step` come."""
+        """Adds the step that has ended to warm-up and records, before the first gradients of step `step`."""
         self.note_warm_up()
         if self._records is not None:
             self._records.next_step(self.step, self.steps_skipped, self.known_link_bps)
 
     def _end_records(self) -> None:
-        """Records the step that is over, if it was measured."""
+        """Records the step that has ended, if it was measured."""
         if self._records is not None:
             self._records.end_step(self.step, self.steps_skipped, self.known_link_bps)
 
@@ -207,36 +207,36 @@ class ExchangeState(Checkpoints):
         if self._records is not None:
             self._records.close()
 
-    def take_back_discarded(self) -> None:
-        """Undoes the exchange before for gradients that no optimizer took; before a step touches residuals.
+    def restore_discarded(self) -> None:
+        """Undoes the previous exchange for gradients that no optimizer used; before a step changes residuals.
 
-        Residuals are copied from the time on when an optimizer has stepped without some of the gradients.
+        Residuals are copied before every exchange, once an optimizer has stepped without some of the gradients.
         """
-        if self._guard is None or self.core.residuals.world == 1:  # one rank alone keeps nothing
+        if self._guard is None or self.core.residuals.world == 1:  # one rank has no residuals
             return
         self.driver.settle()
         if self.auto is not None:
             self.auto.flush.settle()
-        untaken = self._guard.begin_exchange(skipped=self.steps_skipped)
-        if untaken.seen and self._before is None:
+        unused = self._guard.begin_exchange(skipped=self.steps_skipped)
+        if unused.seen and self._before is None:
             self._before = Snapshot(self.core.residuals.contexts)
         if self._before is not None:
-            self._before.restore(untaken.discarded)
-            self._before.take(kept=untaken.kept)
-        if untaken.discarded and self.auto is not None:
+            self._before.restore(unused.discarded)
+            self._before.take(kept=unused.kept)
+        if unused.discarded and self.auto is not None:
             self.auto.flush.expect_all()
 
     def note_compressed(self) -> None:
-        """Says that the step that has begun is compressed: an optimizer is to take its gradients."""
+        """Records that the step under way is compressed: an optimizer must use its gradients."""
         if self._guard is not None and self.core.residuals.world > 1:
             self._guard.exchanged()
 
     def __deepcopy__(self, memo: Any) -> Copied:
-        """A copy of the model, such as one of averaged weights, exchanges nothing."""
+        """A copy of the model, such as one of averaged weights, has no exchange."""
         return Copied()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickling keeps nothing of the state, and warns of that."""
+        """Pickling drops the state, and warns of that."""
         caution(
             f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
             "state.state_dict() in its place, beside model.state_dict()"
@@ -244,7 +244,7 @@ class ExchangeState(Checkpoints):
         return Copied, ()
 
     def begin_step(self) -> None:
-        """Readies residuals and the setting for step `step`, before anything of it touches them."""
+        """Prepares residuals and the setting for step `step`, before the step uses them."""
         self.follow_loss_scale()
         if self.auto is not None:
             self.auto.begin_step(self.step)
@@ -255,17 +255,17 @@ class ExchangeState(Checkpoints):
         return self.step >= self.start_step if self.auto is None else self.auto.compressed
 
     def follow_loss_scale(self) -> None:
-        """Keeps residuals in the units of this step's gradients; before anything of the step touches them."""
+        """Scales residuals to the units of this step's gradients, before the step uses them."""
         self.driver.settle()
         if self._scaler is None:
             return
         if self.auto is not None:
-            self.auto.settle()  # residuals that the step before took, in its units, come back if it is undone
+            self.auto.settle()  # restores residuals of an undone step, in that step's units
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
             self.core.residuals.scale(scale / self._loss_scale)
             if self._before is not None:
                 self._before.scale(scale / self._loss_scale)
         if scale < self._loss_scale and self._guard is not None:
-            self._guard.forget()  # the scaler has skipped the step before, for gradients that may be nobody's here
+            self._guard.forget()  # the scaler has skipped the previous step, perhaps for an overflow on another rank
         self._loss_scale = scale

@@ -1,9 +1,10 @@
 """One line in an existing FSDP2 script: `fsdp.compress(model, codec="3lc", sparsity=1.0)`.
 
-hook               compress(), and what FSDP2 calls in place of its own reductions
-state              the step under way, and residuals that go on with other shards and replicas
+hook               compress(), and the exchanges that replace FSDP2's reductions
+state              the step under way, and residuals, which other shards and replicas can load
 gathering          parameters gathered as frames
-parameter_groups   FSDP2's parameter groups, and the only file that touches torch's private names
+parameter_groups   FSDP2's parameter groups, by torch's private names
+passes             FSDP2's forward and backward passes, by torch's private names
 
 The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective` over `thinwire.transports.gloo`.
 """

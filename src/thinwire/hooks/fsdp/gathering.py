@@ -1,7 +1,7 @@
-"""Parameters gathered as frames: every rank sends its shards coded, and all ranks compute with the same decoded values.
+"""Gathers parameters as frames: every rank sends its shards coded, and all ranks compute with the same decoded values.
 
-Nothing accumulates: the owner of a shard keeps and updates the exact values, and codes them anew for each forward pass.
-The backward pass gathers the same parameters again; it decodes what the forward pass was sent, which is kept.
+Errors do not accumulate: the owner of a shard keeps and updates the exact values, and codes them for each forward pass.
+The backward pass gathers the same parameters again; it decodes the frames of the forward pass, which are kept.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 _TAG = 1 << 29
-"""Of the first parameter group: above those of gradients, below those of `runtime.peers`."""
+"""The first parameter group's tag: above those of gradients, below those of `runtime.peers`."""
 _FRAME_SLACK = 1024
 
 
 class CodedAllGather(AllGather):
-    """What is called with a parameter group's shards, in place of an all-gather.
+    """Gathers a parameter group's shards as frames, in place of an all-gather.
 
     Args:
         group: the parameter group.
-        number: of it, the same on all ranks.
-        codecs: of the parameters that are coded, by name; the others travel as they are.
-        peers: the way to the other ranks.
-        counters: where bytes and seconds are added up.
-        passes: knows what is a step's.
+        number: of the group, the same on all ranks.
+        codecs: of the coded parameters, by name; the others are sent uncoded.
+        peers: the connections to the other ranks.
+        counters: of bytes and seconds.
+        passes: distinguish steps from evaluations.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class CodedAllGather(AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        # Parameters of several dtypes come as bytes. Where they are resharded to fewer ranks after the forward pass,
-        # those gather what the forward pass was sent, which is coded already.
+        # Parameters of several dtypes come as bytes. A group of fewer ranks, to which parameters were resharded after
+        # the forward pass, gathers values that were coded already.
         if not input_tensor.dtype.is_floating_point or group.size() != self._peers.size:
             return self._uncompressed(output_tensor, input_tensor, group, async_op)
         if not (self._kept and torch._C._current_graph_task_id() != -1):
@@ -81,14 +81,14 @@ class CodedAllGather(AllGather):
         return None
 
     def _count(self, name: str, value: float) -> None:
-        """Adds to a sum of the steps; what an evaluation gathers belongs to none, and has sums of its own."""
+        """Adds to a sum of the steps, or of evaluations, which are counted separately."""
         of_step = self._passes.takes_gradients or torch._C._current_graph_task_id() != -1
         self._counters.add(name if of_step else f"evaluation_{name}", value)
 
     def _fill(self, rank: int, frames: Sequence[bytes | memoryview], parts: Sequence[torch.Tensor]) -> None:
-        """Writes a rank's shards as it sent them. Raises ProtocolError where one is of another size, or damaged.
+        """Decodes a rank's frames into its shards. Raises ProtocolError if one is of another size, or damaged.
 
-        Coded ones are decoded where they are gathered: on a GPU by few launches for all of a rank's.
+        On a GPU a few launches decode all frames of a rank.
         """
         try:
             decode_all(frames, parts)
@@ -97,7 +97,7 @@ class CodedAllGather(AllGather):
             raise ProtocolError(f"rank {name} sent parameters of {self._group} that cannot be read: {error}") from error
 
     def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
-        """Sends this rank's frames to all others; returns every rank's, in rank order."""
+        """Sends this rank's frames to all other ranks; returns every rank's, in rank order."""
         peers, begin = self._peers, time.perf_counter()
         frames, packet = list[bytes](), bytearray()
         failure: ThinwireError | None = None
@@ -105,7 +105,7 @@ class CodedAllGather(AllGather):
             parts = zip(self._codecs, self._group.gathered(shard), self._group.gathered_names, strict=True)
             frames = [codec.encode(part, name=name) for codec, part, name in parts]
             packet = bytearray().join(segments(ShardMessage(step=0, bucket=self._number), frames))
-        except NonFiniteError as error:  # the others wait for these parameters
+        except NonFiniteError as error:  # the other ranks wait for these parameters
             failure, packet = error, abort_packet(error)
         encoded = time.perf_counter()
         most = HEAD_NBYTES + max(4, shard.itemsize) * shard.numel()
@@ -121,7 +121,7 @@ class CodedAllGather(AllGather):
             received = peers.wait(transfer)
             try:
                 found[transfer.peer] = self._read(transfer.peer, received)
-            except ThinwireError as error:  # not before all have come: what is left under way meets the next gather
+            except ThinwireError as error:  # raised after all receives, which the next gather would match otherwise
                 failure = failure or error
         for transfer in sends:
             peers.wait(transfer)

@@ -1,8 +1,8 @@
 """`fsdp.compress`, and the exchanges that replace FSDP2's reductions.
 
-With replicas (HSDP) gradients are reduce-scattered inside a site by FSDP and averaged across sites by the exchange,
-both passes coded, each rank with those that hold the same shard. Without them every rank sends the others their shards
-of its gradient, coded, and averages its own: the push pass alone.
+With replicas (HSDP) FSDP reduce-scatters gradients inside a site, and the exchange averages them across sites, both
+passes coded, among the ranks that hold the same shard. Without replicas every rank sends the other ranks their shards
+of its gradient, coded, and averages its own: only the push pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from thinwire.hooks.guards import Gradients, Place, StepGuard
 from thinwire.policies.compression import PLAIN, ByShape, Choice, as_codec, select
 
 _ALONE: WeakKeyDictionary[dist.ProcessGroup | None, dist.ProcessGroup] = WeakKeyDictionary()
-"""The group of this rank alone, by the default process group that it was made in."""
+"""The group with only this rank, for each default process group."""
 
 
 def compress(
@@ -49,17 +49,17 @@ def compress(
 ) -> ShardedState:
     """Compresses the gradients that an FSDP2 model exchanges, with error feedback.
 
-    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass. Nothing else changes, but
-    that gradients which no optimizer takes are not to be exchanged (`model.set_requires_gradient_sync(False)`): every
-    other backward pass is a step. On a mesh of two dimensions (HSDP) what replicas exchange is compressed, both ways;
-    inside a replica FSDP does as always. On a mesh of one dimension what each rank sends to the owners of the shards is
-    compressed.
+    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass. The script needs no other
+    change, with one exception: gradients that no optimizer uses must not be exchanged
+    (`model.set_requires_gradient_sync(False)`), because every other backward pass is a step. On a mesh of two
+    dimensions (HSDP) the exchange between replicas is compressed, both ways; FSDP is unchanged inside a replica. On a
+    mesh of one dimension the gradients that each rank sends to the shards' owners are compressed.
 
     Args:
         model: with `fully_shard` applied, all with one mesh.
         codec: an id with its options, a codec, or `"auto"`.
-        gather: of the parameters that are gathered for a forward pass, such as `"int8"`; None leaves them to FSDP. All
-            ranks then compute with the decoded values, and the owners keep the exact ones. Without replicas alone.
+        gather: codec of the parameters that are gathered for a forward pass, such as `"int8"`; None: FSDP gathers them.
+            All ranks then compute with the decoded values, and the owners keep the exact ones. Only without replicas.
         **options: those of the codec, such as `sparsity=1.0`, and all of `fsdp.ExchangeOptions` but `reduce`, such as
             `start_step=50`: `help(fsdp.ExchangeOptions)` describes them.
 
@@ -67,9 +67,9 @@ def compress(
         The state: save its `state_dict()` with every checkpoint, and print `fsdp.report(state)`.
 
     Raises:
-        ConfigError: not an FSDP2 model, compressed already, a mesh of other dimensions, or arguments that cannot be.
+        ConfigError: not an FSDP2 model, compressed already, a mesh of other dimensions, or invalid arguments.
         ProtocolError: ranks with different models, settings or tokens; the message names rank and setting.
-        TransportError: not all ranks came.
+        TransportError: a rank did not connect.
 
     Example::
 
@@ -125,7 +125,7 @@ def compress(
         partitions = {name: cut.partitions(first.shards) for name, cut in cuts.items()}
         core = asked.core(wholes, peers, partitions=partitions, pulls=False)
     coded = {}
-    if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
+    if gather_codec is not None:  # selects the parameters as for gradients, whatever the gradients' codec
         gathers = asked.compression or ByShape(
             up=gather_codec, down=PLAIN, min_numel=asked.min_numel, exclude=asked.exclude
         )
@@ -166,16 +166,16 @@ def compress(
         if alone is not None:
             group.replace_all_reduce(alone, partial(_all_reduce, state))
             continue
-        _CodedReduceScatter(state, group)  # it takes the place of the group's own
+        _CodedReduceScatter(state, group)  # replaces the group's own
         if coded:
             group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers, passes))
     return state
 
 
 def _alone() -> dist.ProcessGroup:
-    """Returns a process group of this rank alone, on every device that the default group is for.
+    """Returns a process group with only this rank, on every device of the default group.
 
-    It is made once: torch keeps a group, with its threads and sockets, until all are destroyed.
+    The group is made once: torch keeps a group, with its threads and sockets, until all groups are destroyed.
     """
     world = dist.group.WORLD
     if world not in _ALONE:
@@ -195,7 +195,7 @@ def _all_reduce(state: ShardedState, group: ParameterGroup, flat: torch.Tensor) 
 
 
 class _CodedReduceScatter(ReduceScatter):
-    """Exchanges a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
+    """Exchanges a parameter group's gradients of all ranks' shards, in place of a reduce-scatter."""
 
     def __init__(self, state: ShardedState, group: ParameterGroup) -> None:
         self._state = state

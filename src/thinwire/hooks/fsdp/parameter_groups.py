@@ -1,6 +1,6 @@
 """FSDP2's parameter groups; only this file and `passes.py` touch FSDP2's private names.
 
-Where a mesh has replicas, torch's `dist.all_reduce` gets a group of this rank alone; averages are added later.
+On a mesh with replicas, torch's `dist.all_reduce` gets a group with only this rank; averages are added later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNUSED_TAKES = (
 
 @dataclass(frozen=True, slots=True)
 class ShardedParameter:
-    """A trained parameter of which this rank holds a shard."""
+    """A trained parameter with a shard on this rank."""
 
     name: str
     cut: Cut
@@ -62,7 +62,7 @@ class ShardedParameter:
 
 
 class ParameterGroup:
-    """What one call of `fully_shard` reduces together.
+    """The parameters that one call of `fully_shard` reduces together.
 
     Args:
         group: FSDP's own record of it.
@@ -70,8 +70,8 @@ class ParameterGroup:
 
     Attributes:
         parameters: the trained ones, in the order of the flat gradient.
-        stride: values of the flat gradient of one shard, padding included.
-        gathered_names: of all parameters, in the order in which their shards are gathered, the frozen ones too.
+        stride: number of values in one shard's flat gradient, padding included.
+        gathered_names: of all parameters, frozen ones too, in the order in which their shards are gathered.
     """
 
     def __init__(self, group: Any, names: list[str]) -> None:
@@ -96,7 +96,7 @@ class ParameterGroup:
         self.device: torch.device = group.device
         self.shards: int = group.mesh_info.shard_mesh_size
         self.shard: int = group.mesh_info.shard_mesh_rank
-        # The first shard is never shorter than another, and all are padded to its length.
+        # The first shard is the longest, and all are padded to its length.
         self.offsets = [0]
         for parameter in self.parameters:
             self.offsets.append(self.offsets[-1] + parameter.cut.numel(self.shards, 0))
@@ -104,34 +104,34 @@ class ParameterGroup:
 
     @property
     def compressed(self) -> bool:
-        """Whether something takes part in the group's reduction already."""
+        """Whether the group's collectives have been replaced or hooked."""
         custom = not isinstance(self._group._reduce_scatter_comm, DefaultReduceScatter)
         gathers = not isinstance(self._group._all_gather_comm, DefaultAllGather)
         return custom or gathers or self._group._all_reduce_hook is not None
 
     def check_hooks(self) -> None:
-        """Raises ConfigError where somebody has put something else in the place of what was put there."""
+        """Raises ConfigError if a hook of `fsdp.compress` has been replaced."""
         group = self._group
         for what, there, ours in (
             ("set_all_reduce_hook", group._all_reduce_hook, self._hook),
             ("set_custom_reduce_scatter", group._reduce_scatter_comm, self._scatters),
             ("set_custom_all_gather", group._all_gather_comm, self._gathers),
         ):
-            # Without sites there is no all-reduce, and a hook for it would be given nothing of what is exchanged.
+            # Without replicas there is no all-reduce, and a hook for it would never see the exchanged gradients.
             if there is not ours and (ours is not None or what == "set_all_reduce_hook"):
                 raise ConfigError(
-                    f"{what} was called after fsdp.compress, whose place it takes in {self}: ranks would no longer "
+                    f"{what} was called after fsdp.compress, and replaces its hook in {self}: ranks would no longer "
                     "average their gradients as they do now. Leave it out, or train without compression"
                 )
 
     def replace_all_reduce(
         self, alone: dist.ProcessGroup, hook: Callable[[ParameterGroup, torch.Tensor], None]
     ) -> None:
-        """Has `hook` called with this rank's flat gradient shard, in place of the all-reduce among replicas.
+        """Replaces the all-reduce among replicas by a call of `hook` with this rank's flat gradient shard.
 
         Args:
-            alone: a process group of this rank alone, for FSDP's own all-reduce.
-            hook: of this group and the gradient, which it changes in place.
+            alone: a process group with only this rank, for FSDP's own all-reduce.
+            hook: receives this group and the gradient, which it changes in place.
         """
         self._replicas: dist.ProcessGroup = self._group.mesh_info.replicate_process_group
         info = copy.copy(self._group.mesh_info)
@@ -146,10 +146,10 @@ class ParameterGroup:
             flat.div_(self._replicas.size())
 
     def take_all_reduce(self, flat: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
-        """Takes the gradient that was to be all-reduced, and leaves zeros.
+        """Copies the gradient in place of its all-reduce, and sets it to zero.
 
         Returns:
-            A copy in `dtype`, in units of the gradient; and what its average over the replicas is to be multiplied by.
+            The copy in `dtype`, in units of the gradient; and the factor for its average over the replicas.
         """
         self._check(flat, self.stride)
         _, after = self._divisors(flat, self._group._all_reduce_process_group)
@@ -158,7 +158,7 @@ class ParameterGroup:
         return values, 1.0 if self._group.gradient_divide_factor is None else self._replicas.size()
 
     def add_waiting(self, flat: torch.Tensor, waiting: torch.Tensor) -> None:
-        """Adds values in units of the gradient, as the two above return them, to what is about to be reduced."""
+        """Adds values, in units of the gradient as `take_…` returns them, to a gradient before its reduction."""
         self._check(flat, self.stride * (1 if self.replicated else self.shards))
         if self.replicated:
             _, after = self._divisors(flat, self._group._all_reduce_process_group)
@@ -168,7 +168,7 @@ class ParameterGroup:
             flat.add_(waiting, alpha=1 / before)
 
     def replace_reduce_scatter(self, comm: ReduceScatter) -> ReduceScatter:
-        """Has `comm` called in place of the reduce-scatter, and returns FSDP's own."""
+        """Replaces the reduce-scatter by `comm`, and returns FSDP's own."""
         before: ReduceScatter = self._group._reduce_scatter_comm
         self._group._reduce_scatter_comm = self._scatters = comm
         return before
@@ -176,11 +176,11 @@ class ParameterGroup:
     def take_reduce_scatter(
         self, output: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, float]:
-        """Takes the gradients of all shards that were to be reduce-scattered, and leaves zeros as their sum.
+        """Takes the gradients of all shards in place of their reduce-scatter, and sets its output to zero.
 
         Returns:
-            They in `dtype`, in units of the gradient, in their own memory wherever possible; and what their average
-            over the ranks is to be multiplied by.
+            The gradients in `dtype`, in units of the gradient, sharing their memory if possible; and the factor for
+            their average over the ranks.
         """
         self._check(flat, self.stride * self.shards)
         before, _ = self._divisors(flat, None)
@@ -189,7 +189,7 @@ class ParameterGroup:
         return flat.to(dtype).mul_(before), 1.0 if divisor is None else self.shards / divisor
 
     def replace_all_gather(self, comm: AllGather) -> None:
-        """Has `comm` called in place of the all-gather of parameters."""
+        """Replaces the all-gather of parameters by `comm`."""
         self._group._all_gather_comm = self._gathers = comm
 
     def default_all_gather(self) -> AllGather:
@@ -198,25 +198,25 @@ class ParameterGroup:
         return comm
 
     def gathered(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the shards of all parameters in what one rank gives to a gather, padding included, as views."""
+        """Returns views of the shards of all parameters in one rank's input of a gather, padding included."""
         return torch.split(flat, [param._sharded_param_data.numel() for param in self._group.fsdp_params])
 
     def own(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's shards of a flat gradient, which is of this rank's shards or of all ranks'."""
+        """Returns this rank's shards of a flat gradient, which contains this rank's shards or all ranks'."""
         begin = 0 if self.replicated else self.shard * self.stride
         return values[begin : begin + self.stride]
 
     def wait_reduced(self) -> None:
-        """The current stream waits for the gradients that FSDP has written, which it does itself at a step's end alone.
+        """Makes the current stream wait for gradients that FSDP has written.
 
-        After `set_is_last_backward(False)` it does not.
+        FSDP itself waits only at a step's end, and not after `set_is_last_backward(False)`.
         """
         if self.device.type == "cuda" and self._group._post_reduce_event is not None:
             torch.cuda.current_stream(self.device).wait_event(self._group._post_reduce_event)
 
     @property
     def reduces(self) -> bool:
-        """Whether a backward pass reduces its gradients, and does not only accumulate them."""
+        """Whether a backward pass reduces its gradients, and not only accumulates them."""
         return bool(self._group.reduce_grads)
 
     def fill_gradient(self, value: float) -> None:
@@ -237,7 +237,7 @@ class ParameterGroup:
                 local.add_(flat[offset : offset + local.numel()].view(local.shape).to(local.device))
 
     def _divisors(self, flat: torch.Tensor, replicas: dist.ProcessGroup | None) -> tuple[float, float]:
-        """By what FSDP divides before its reduce-scatter and at the end, besides what the collectives divide by."""
+        """Returns FSDP's divisors before its reduce-scatter and at the end, without those of the collectives."""
         before, after, _, _ = _get_gradient_divide_factors(
             self._group._reduce_scatter_process_group,
             replicas,
@@ -249,11 +249,11 @@ class ParameterGroup:
         return before or 1.0, after or 1.0
 
     def _check(self, flat: torch.Tensor, numel: int) -> None:
-        # Another one, unfrozen in its place, may have as many values.
+        # A parameter that was unfrozen instead may have as many values.
         if frozen := [each.name for each in self.parameters if not each.param.sharded_param.requires_grad]:
             raise ConfigError(
                 f"{frozen[0]} was trained when fsdp.compress was called, and is frozen now: what comes would be taken "
-                "for its gradients. Leave it unfrozen, with a rate of 0, or build and compress the model anew"
+                "for its gradients. Leave it unfrozen, with a learning rate of 0, or build and compress the model anew"
             )
         trained = [param.sharded_param.requires_grad for param in self._group.fsdp_params]
         if unfrozen := [
@@ -285,7 +285,7 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
     """Returns the model's parameter groups with trained parameters, in the order of its modules.
 
     Raises:
-        ConfigError: not an FSDP2 model, or not one that can be compressed.
+        ConfigError: not an FSDP2 model, or one that cannot be compressed.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"fsdp.compress takes a model that fully_shard has sharded; a {type(model).__name__} came")
@@ -313,19 +313,19 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """What one call of `fully_shard` reduces; earlier versions of torch know one group of it."""
+    """Returns the parameter groups of one call of `fully_shard`; one in earlier versions of torch."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def ranks_of(mesh: DeviceMesh) -> list[list[int]]:
-    """Returns the global ranks of each site, by number of the shard that they hold; without replicas, of the one site.
+    """Returns the global ranks of each site, by shard number; without replicas there is one site.
 
-    FSDP numbers shards by the ranks of a process group, which ascend, whatever the order in the mesh.
+    FSDP numbers shards by the ranks of a process group, in ascending order, whatever the order in the mesh.
 
     Raises:
-        ConfigError: this rank is none of them, or sites number their shards differently.
+        ConfigError: this rank is not in the mesh, or sites number their shards differently.
     """
     sites: list[list[int]] = mesh.mesh.reshape(-1, mesh.mesh.shape[-1]).tolist()
     if mesh.get_coordinate() is None:
@@ -340,7 +340,7 @@ def ranks_of(mesh: DeviceMesh) -> list[list[int]]:
 
 
 def in_order(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[str, ShardedParameter]:
-    """Returns the groups' parameters by name, in the model's order, which says what its last layer is."""
+    """Returns the groups' parameters by name, in the model's order, which determines its last layer."""
     order = {plain_name(name): number for number, (name, _) in enumerate(model.named_parameters())}
     parameters = [parameter for group in groups for parameter in group.parameters]
     parameters.sort(key=lambda parameter: order.get(parameter.name, len(order)))
@@ -376,6 +376,6 @@ def _check_group(found: ParameterGroup, group: Any) -> None:
 
 
 def _name(paths: dict[nn.Module, str], param: Any) -> str:
-    """A parameter's name in the model, without what wrappers add to it."""
+    """Returns a parameter's name in the model, without wrappers' prefixes."""
     info = param._module_info
     return plain_name(f"{paths[info.module]}.{info.param_name}".lstrip("."))

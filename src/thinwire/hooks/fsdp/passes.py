@@ -1,7 +1,7 @@
-"""When FSDP2's forward and backward passes begin and end, by its private names.
+"""Hooks on the beginning and end of FSDP2's forward and backward passes, by its private names.
 
-FSDP2's root is whatever module runs its forward pass first, and so may be one that is sharded after `fsdp.compress`, or
-that holds the compressed model as a part. Its end of the backward pass is where a step ends.
+FSDP2's root is the module that runs its forward pass first. It may be sharded after `fsdp.compress`, or contain the
+compressed model. A step ends when the root ends its backward pass.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from torch.distributed.fsdp import FSDPModule
 class Passes:
     """Calls hooks before every forward pass, outside of backward passes, and after every backward pass.
 
-    FSDP's own end of a backward pass belongs to the whole pass, where one runs within another: activations that are
-    checkpointed reentrantly have backward passes of their own. Where several roots take part, hooks are called for
-    each.
+    Reentrantly checkpointed activations run nested backward passes; FSDP ends only the outermost. If there are several
+    roots, hooks are called for each.
 
     Args:
-        model: some of whose modules are sharded.
-        begins: called before forward passes, of a part of a model once for every module of it that is sharded.
+        model: has sharded modules.
+        begins: called before forward passes; if only a part of the model runs, for every sharded module in it.
         ends: called after backward passes, when FSDP has ended them.
 
     Attributes:
-        takes_gradients: whether the latest forward pass was a step's, and no evaluation. (Activations that are
-            checkpointed reentrantly have no gradients in it.)
+        takes_gradients: whether the latest forward pass belongs to a step, and not to an evaluation. (Reentrantly
+            checkpointed activations have no gradients in it.)
     """
 
     def __init__(self, model: nn.Module, begins: Callable[[], None], ends: Callable[[], None]) -> None:
@@ -43,7 +42,7 @@ class Passes:
                 state: Any = module._get_fsdp_state()
                 if state not in self._followed:
                     self._follow(state)
-                    # What each state calls at the beginning of its forward pass.
+                    # Each state calls it at the beginning of its forward pass.
                     self._ours.add(state)
                     state._lazy_init = partial(self._before_forward, state, state._lazy_init)
 
@@ -56,7 +55,7 @@ class Passes:
         if (root := state._state_ctx.iter_forward_root) is not None and root in self._ours:
             return  # the pass has begun already
         self.takes_gradients = torch.is_grad_enabled()
-        for each in state._state_ctx.all_states:  # those of a root around this model, too
+        for each in state._state_ctx.all_states:  # also of a root around this model
             if each not in self._followed:
                 self._follow(each)
         if torch._C._current_graph_task_id() == -1:  # else activations are computed again

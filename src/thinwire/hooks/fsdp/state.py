@@ -1,4 +1,4 @@
-"""The state of one rank's FSDP hook: the step under way, and residuals that go on with other shards and replicas."""
+"""The state of one rank's FSDP hook: the step under way, and residuals, which other shards and replicas can load."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Ready:
 
     Args:
         group: the parameter group.
-        values: its gradients, as the exchange takes them; None where nothing is exchanged.
-        factor: what their average is to be multiplied by.
+        values: its gradients for the exchange; None if FSDP reduces them.
+        factor: for their average.
     """
 
     group: ParameterGroup
     values: torch.Tensor | None
     factor: float
     made: Any = field(init=False, default=None)
-    """On a GPU, an event on the stream of FSDP's that makes the values."""
+    """On a GPU, an event on FSDP's stream after it has computed the values."""
 
     def __post_init__(self) -> None:
         if self.values is not None and self.values.is_cuda:
@@ -44,7 +44,7 @@ class Ready:
             self.made.record(torch.cuda.current_stream(self.values.device))
 
     def wait(self) -> None:
-        """The current stream waits for the values."""
+        """Makes the current stream wait for the values."""
         if self.made is not None:
             torch.cuda.current_stream(self.group.device).wait_event(self.made)
 
@@ -58,7 +58,7 @@ class Outcome(Enum):
 
 
 class ShardedState(ExchangeState):
-    """The state that `fsdp.compress` returns, as of `ExchangeState`."""
+    """The state that `fsdp.compress` returns, an `ExchangeState`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ShardedState(ExchangeState):
         return self._with_gathers(1.0)
 
     def compressed_sums(self) -> dict[str, float]:
-        """Returns the sums of compressed steps; as parameters are gathered in all steps, of those a share as large."""
+        """Returns the sums of compressed steps, with an equal share of the gathers, which all steps make."""
         return self._with_gathers(self.driver.counters().get("steps", 0) / max(1, self.gathers["gather_steps"]))
 
     def _with_gathers(self, share: float) -> dict[str, float]:
@@ -128,27 +128,27 @@ class ShardedState(ExchangeState):
 
     @property
     def _exchanging(self) -> bool:
-        """Whether something of this step is exchanged already; a group may hold padding alone on this rank."""
+        """Whether an exchange of this step has begun; a group may have only padding on this rank."""
         return any(self._buckets[each.group].offsets for each in self._ready)
 
     def begin_forward(self) -> None:
-        """Forgets a backward pass that was broken off: FSDP's own `reset_iter_state` discards its gradients."""
+        """Forgets an interrupted backward pass: FSDP's `reset_iter_state` discards its gradients."""
         self._ready = []
         for group in self._buckets:
             group.check_hooks()
 
     def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
-        """Begins a step where a parameter group's gradients are its first.
+        """Begins a step if these gradients of a parameter group are its first.
 
         Returns:
-            Whether they are compressed; if not, residuals are added to them.
+            Whether the gradients are compressed; if not, residuals are added to them.
         """
         auto, bucket = self.auto, self._buckets[group]
         if auto is not None and bucket.offsets:
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
-                self.take_back_discarded()
+                self.restore_discarded()
                 self.begin_step()
             auto.bucket_ready()
             if auto.flush.waiting and not auto.compressed:
@@ -158,23 +158,23 @@ class ShardedState(ExchangeState):
         return self.compresses
 
     def reduced(self, begun: float, averages: torch.Tensor) -> None:
-        """Takes an uncompressed reduction that began at `begun`, as `time.perf_counter` has it."""
+        """Records an uncompressed reduction that began at `begun`, in seconds of `time.perf_counter`."""
         if self.auto is None:
             return
-        if not averages.is_cuda:  # else this is when it was queued
+        if not averages.is_cuda:  # on a GPU it was only queued
             self.auto.exposed(begun)
         self.auto.flush.reduced(averages)
 
     def gradient_ready(self, ready: Ready) -> None:
-        """Takes a parameter group's gradients in the backward pass, and returns at once.
+        """Accepts a parameter group's gradients in the backward pass, and returns at once.
 
-        The newest group is kept back until the next one comes: FSDP does not say which is the last of a step.
+        The newest group waits for the next one, because FSDP does not mark the last group of a step.
         """
         if any(ready.group is each.group for each in self._ready):
-            self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
+            self.end_step()  # a group that is reduced twice in a backward pass makes two exchanges
         if not self._ready:
-            if self.auto is None:  # else before its controller looks at residuals, in `begin`
-                self.take_back_discarded()
+            if self.auto is None:  # with a controller, `begin` does this before it uses residuals
+                self.restore_discarded()
                 self.follow_loss_scale()
             if ready.values is not None:
                 self.note_compressed()
@@ -183,13 +183,13 @@ class ShardedState(ExchangeState):
         self._ready.append(ready)
 
     def end_step(self) -> None:
-        """Exchanges the newest group, waits for all of the step, and hands the averages to the parameters.
+        """Exchanges the newest group, waits for the whole step, and adds the averages to the parameters' gradients.
 
-        Nothing happens where no gradients were reduced since the last step. One rank alone reduces none: a pass of it
-        is a step, if it would reduce them on several.
+        It has no effect if no gradients were reduced since the last step. A single rank reduces none: its backward pass
+        is a step if several ranks would reduce gradients in it.
         """
         ready, skipped = self._ready, self.core.steps_skipped
-        # Private in torch: which backward pass ends. Several roots may end one.
+        # The number of the backward pass, private in torch: several roots may end the same pass.
         before, self._pass = self._pass, torch._C._current_graph_task_id()
         if not ready:
             if self.world_size == 1 and self._pass != before and any(group.reduces for group in self._buckets):
@@ -200,7 +200,7 @@ class ShardedState(ExchangeState):
         try:
             for each in ready:
                 each.wait()
-                # Before the newest is exchanged: its residuals may have been rescaled on FSDP's stream.
+                # Before the newest is exchanged: FSDP's stream may have rescaled its residuals.
                 each.group.wait_reduced()
             self._exchange_newest(last=True)
             self._ready = []
@@ -208,7 +208,7 @@ class ShardedState(ExchangeState):
             undone = self.auto is not None and self.auto.flush.check_finite()
             if undone or self.core.steps_skipped > skipped:
                 own = Outcome.SKIPPED
-        except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
+        except Exception as error:  # the ranks of the other shards must learn of every error
             own, failure = Outcome.FAILED, error
         worst = self._worst(own, ready[0].group.device)
         if failure is not None:
@@ -225,7 +225,7 @@ class ShardedState(ExchangeState):
         self.between_steps()
 
     def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
-        """Makes all of a step's gradients NaN and restores residuals, where some shard skips it."""
+        """Sets all of a step's gradients to NaN and restores residuals, because some shard skips the step."""
         if self.auto is not None and not self.auto.compressed:
             self.auto.flush.skip()
         elif own is Outcome.TAKEN:
@@ -237,17 +237,17 @@ class ShardedState(ExchangeState):
                 each.group.fill_gradient(torch.nan)
 
     def _exchange_newest(self, *, last: bool) -> None:
-        """Exchanges the newest gradients. Of groups with fewer rows than ranks this one may hold padding alone."""
+        """Exchanges the newest gradients, unless this rank has only padding, of a group with fewer rows than ranks."""
         held = [each for each in self._ready if self._buckets[each.group].offsets]
         if held and (values := held[-1].values) is not None:
             held[-1].wait()
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:
-        """Returns the worst outcome of all shards: ranks of different shards see no other's averages.
+        """Returns the worst outcome of all shards, because ranks of different shards do not see each other's averages.
 
-        NaN in one shard's gradients need not be in another's, and a step is taken by all or by none. Without replicas
-        a compressed step needs none of this, as all ranks take part in its exchange.
+        NaN may be in only one shard's gradients, and all shards must skip the step together. A compressed step without
+        replicas does not need this: its exchange includes all ranks.
         """
         exchanged = self._replicas is None and (self.auto is None or self.auto.compressed)
         if self._shard_group is None or exchanged:
@@ -255,9 +255,9 @@ class ShardedState(ExchangeState):
         worst = torch.tensor(own.value, device=device)
         try:
             work = dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._shard_group, async_op=True)
-            work.wait(2 * self._everyone.timeout)  # whoever is kept waiting by a replica comes after that timeout
+            work.wait(2 * self._everyone.timeout)  # a rank that waits for a replica comes after one timeout
         except RuntimeError as error:
-            if own is not Outcome.FAILED:  # else what it raises says why
+            if own is not Outcome.FAILED:  # a failed rank raises its own error
                 raise TransportError(
                     f"the ranks of the other shards do not say what became of a step: {error}"
                 ) from error
@@ -266,18 +266,18 @@ class ShardedState(ExchangeState):
     # ---- checkpoints
 
     def layout(self) -> dict[str, int]:
-        """Returns how the run is divided; 0 replicas: every shard's only holder averages it."""
+        """Returns the division into ranks; 0 replicas: a mesh of one dimension."""
         return {"world_size": self.world_size, "replicas": self._replicas or 0}
 
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.
 
-        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that a mesh of
-        another shape wrote, and pass the result to `load_state_dict`.
+        `torch.distributed.checkpoint.load` fills a given state in place. Give it this to read a checkpoint that a mesh
+        of another shape wrote, and pass the result to `load_state_dict`.
 
         Args:
-            world_size: ranks of the mesh that wrote it.
-            replicas: length of its first dimension, where it had two; None where it had one.
+            world_size: number of ranks of that mesh.
+            replicas: length of its first dimension if it had two; None if it had one.
         """
         shards = world_size // (replicas or 1)
         if replicas is None:
@@ -294,7 +294,7 @@ class ShardedState(ExchangeState):
         return cut_alike and super()._owned_alike(part)
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the residuals of the ranks of a mesh of another shape, or that cut tensors along other dimensions."""
+        """Loads the residuals of a mesh of another shape, or one that cut tensors along other dimensions."""
         cuts = {name: replace(cut, dim=_cut_of(ranks[0], name, cut)) for name, cut in self._cuts.items()}
         totals = whole_outstanding(self._wholes, cuts, ranks, replicas=int(state["replicas"]) or None)
         shards = range(self._shards) if self._replicas is None else [self._shard]
@@ -310,6 +310,6 @@ class ShardedState(ExchangeState):
 
 
 def _cut_of(part: Mapping[str, Any], name: str, cut: Cut) -> int:
-    """Returns the dimension along which a rank's state has a tensor cut; of one that it does not hold, ours."""
+    """Returns the dimension along which a rank's state cuts a tensor; if it lacks the tensor, this run's."""
     layout = part["layouts"].get(name)
     return cut.dim if layout is None else int(layout[0])

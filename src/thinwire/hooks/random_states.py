@@ -1,4 +1,4 @@
-"""torch's random generators: what a training that is repeated has to begin with again, dropout above all."""
+"""States of torch's random generators, which a repeated training must begin with, above all for dropout."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import nn
 HOST = "cpu"
 
 
-def chance_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the states of the host's generator and of those of the GPUs that a model's parameters are on.
+def random_states(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the states of the generators of the host and of the GPUs with a model's parameters.
 
     Example:
-        >>> list(chance_of(nn.Linear(2, 2)))
+        >>> list(random_states(nn.Linear(2, 2)))
         ['cpu']
     """
     gpus = sorted({str(parameter.device) for parameter in model.parameters() if parameter.is_cuda})
     return {HOST: torch.get_rng_state(), **{gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}}
 
 
-def set_chance(states: Mapping[str, torch.Tensor]) -> None:
-    """Takes back what `chance_of` returned; of a GPU that is not here nothing."""
+def set_random_states(states: Mapping[str, torch.Tensor]) -> None:
+    """Restores the result of `random_states`; ignores GPUs that are absent."""
     for device, state in states.items():
         if device == HOST:
             torch.set_rng_state(state)
