@@ -63,6 +63,10 @@ class Gradients:
         """Returns those of these parameters whose gradients were zeroed before the backward pass under way."""
         return {name for name in names if is_zeroed(parameter_at(self.places[name]))}
 
+    def unaveraged(self) -> set[str]:
+        """Returns those to which a backward pass has added since the last exchange, as far as that is looked at."""
+        return set()
+
 
 class Untaken(NamedTuple):
     """Compressed parameters whose gradients, as the exchange before left them, no optimizer has taken.
@@ -114,7 +118,7 @@ class StepGuard:
         self.optimizer, self._few_bits = 0, few_bits
         # Exchanged and not taken; those of them that were so when an optimizer stepped.
         self._untaken, self._passed = set[str](), set[str]()
-        self._told = False
+        self._told = self._told_unaveraged = False
         self._skipped = 0
         _watch()
         _watching[id(self)] = self
@@ -177,6 +181,14 @@ class StepGuard:
             self._passed |= self._untaken
             if len(held) < len(self._compressed):
                 self._gradients.follow()
+            if not self._told_unaveraged and self._untaken & held & self._gradients.unaveraged():
+                self._told_unaveraged = True
+                caution(
+                    "a backward pass has added gradients of this rank alone to averaged ones, as "
+                    "DistributedDataParallel averages one backward pass for each forward pass: replicas will differ, "
+                    "unless every rank has added the same. Where several passes go over one graph, add the losses up "
+                    "and call backward() once"
+                )
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 

@@ -30,7 +30,7 @@ from thinwire.packets import nbytes_of
 from thinwire.runtime.bucket_buffers import BucketBuffer, Future, UnderWay
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
-from thinwire.transports.peers import PeerGroup, ReceiveBuffer
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 PATIENCE_S = 30.0
 """After so long it is logged which peer keeps this rank waiting: until the timeout nothing else says so."""
@@ -59,6 +59,7 @@ class CollectiveDriver:
         self._counters = {way: Counters() for way in Pass}  # one for each thread
         self._told = threading.Event()
         self._left = self._closed = False
+        self._reasons: list[Transfer] = []  # kept until they are read
         self._waiting: list[BucketBuffer] = []
         self._to_push: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
@@ -374,14 +375,10 @@ class CollectiveDriver:
             self._told.set()
 
     def _tell(self, packet: bytearray, tag: int) -> None:
-        """Sends every peer the reason, each by itself: whoever is gone needs none, and keeps it from nobody."""
-        transfers = []
+        """Sends every peer the reason, each by itself, and stays until all have left: one that has left needs none."""
         for peer in self.peers.peers:
             with suppress(TransportError):
-                transfers.append(self.peers.send(peer, packet, tag))
-        for transfer in transfers:
-            with suppress(TransportError):
-                self.peers.wait(transfer, FAREWELL)
+                self._reasons.append(self.peers.send(peer, packet, tag))
         if not self._left:
             self._left = True
             leave(self.peers, FAREWELL)

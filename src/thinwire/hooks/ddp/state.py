@@ -45,7 +45,7 @@ class BucketGradients(Gradients):
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__(places)
         self._followed = set[str]()
-        self._found = set[str]()
+        self._found, self._reached = set[str](), set[str]()
         self._handles: list[Any] = []
         self._hook([*places][-1:])  # which a backward pass comes to first, as a rule
 
@@ -57,9 +57,13 @@ class BucketGradients(Gradients):
         found = looked_at & self._found | super().emptied(looked_at)  # the pass has not come to all of them yet
         return {*names} if len(self._followed) < len(self.places) and found else found
 
+    def unaveraged(self) -> set[str]:
+        return self._reached
+
     def end_pass(self) -> None:
         """Forgets what the backward pass has found, once it has come to every parameter."""
         self._found.clear()
+        self._reached.clear()
 
     def close(self) -> None:
         """Looks no more."""
@@ -75,6 +79,7 @@ class BucketGradients(Gradients):
                 self._followed.add(name)
 
     def _look(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
+        self._reached.add(name)
         if parameter.grad is None or (len(self._followed) > 1 and is_zeroed(parameter)):
             self._found.add(name)
 
