@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
+import re
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,8 +17,34 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import Weights, refusal, run_cases, same
-from tests.hooks.several_optimizers import CODED, HOOKS, hooked, noise, run_gan, run_sharply, whole
+from tests.hooks.ddp_ranks import refusal, run_cases, run_ranks, same
+from tests.hooks.several_optimizers import CODED as OPTIONS
+from tests.hooks.several_optimizers import HOOKS, hooked, noise, run_gan, run_sharply, whole
+from tests.hooks.situations import (
+    CODED,
+    COLUMNS,
+    Borrows,
+    Complex,
+    Convolved,
+    Follows,
+    Odd,
+    Situation,
+    copy_and_pickle,
+    follow,
+    freeze,
+    infer,
+    meet_in_backward,
+    run_anew,
+    run_apart,
+    run_end,
+    run_refused,
+    run_situation,
+    sync,
+    trained,
+    twice,
+    twice_apart,
+    write_own_rate,
+)
 from thinwire.hooks import ddp, fsdp
 
 # ---- where values lie
@@ -33,7 +57,7 @@ def run_placement(rank: int) -> tuple[str, str, bool, str]:
         torch.manual_seed(0)
         model: Any = nn.Linear(32, 64, bias=False)
         fully_shard(model, mesh=mesh, shard_placement_fn=[rows, columns][dim])
-        found[dim] = fsdp.compress(model, **{**CODED, "sparsity": 1.9})
+        found[dim] = fsdp.compress(model, **{**OPTIONS, "sparsity": 1.9})
         for step in range(3):
             model(noise(rank, step, 8, 32)).pow(2).mean().backward()
     state, other = found.values()
@@ -48,11 +72,11 @@ def run_placement(rank: int) -> tuple[str, str, bool, str]:
     plain, turned = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
     for each in (plain, turned):
         fully_shard(each, mesh=mesh)
-    again = fsdp.compress(plain, **{**CODED, "sparsity": 1.9})
+    again = fsdp.compress(plain, **{**OPTIONS, "sparsity": 1.9})
     again.load_state_dict(fsdp.merge(states))
     whole = still_to_add(state)
     kept = all(torch.allclose(each, whole, rtol=1e-5) for each in (still_to_add(other, 1), still_to_add(again)))
-    transposed = fsdp.compress(turned, **CODED)
+    transposed = fsdp.compress(turned, **OPTIONS)
     return alone, said, kept, refusal(lambda: transposed.load_state_dict(state.state_dict()))
 
 
@@ -113,7 +137,7 @@ def run_wrapped(rank: int) -> tuple[bool, str]:
         torch.manual_seed(0)
         wrapped = DistributedDataParallel(nn.Linear(8, 32))
         model, optimizer = outside(wrapped), torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        ddp.compress(model, **CODED)
+        ddp.compress(model, **OPTIONS)
         for step in range(3):
             model(noise(rank, step, 4, 8)).pow(2).mean().backward()
             optimizer.step()
@@ -126,148 +150,60 @@ def run_wrapped(rank: int) -> tuple[bool, str]:
     return same(*found), refusal(lambda: tw.distribute(scripted, optimizer, group=dist.group.WORLD, design="3lc"))
 
 
-# ---- what a loop does besides, and which parameters it trains
+# ---- the table
 
-
-class Odd(nn.Module):
-    """Parameters without values, with one, and with columns that lie together; one that two layers share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.last.weight = self.first.weight
-        self.empty, self.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
-        self.turned = nn.Parameter(torch.randn(6, 8).t())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(self.first(x)) * self.scale @ self.turned
-        return out.sum() + self.empty.sum()
-
-
-class Plain(nn.Sequential):
-    """Two layers, and the loss of what they make."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self:
-            x = layer(x)
-        return x.pow(2).mean()
-
-
-def infer(model: Any, net: nn.Module, x: torch.Tensor) -> None:
-    with torch.inference_mode():
-        model(x)
-
-
-def copy_and_pickle(model: Any, net: nn.Module, x: torch.Tensor) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing of the hook's state is kept
-        for each in (copy.deepcopy(net), copy.deepcopy(model), pickle.loads(pickle.dumps(net))):
-            assert each(x).isfinite()
-
-
-def average_weights(model: Any, net: nn.Module, x: torch.Tensor) -> None:
-    averaged = copy.deepcopy(net)
-    for mine, own in zip(averaged.parameters(), net.parameters(), strict=True):
-        mine.data.lerp_(own.data, 0.01)
-
-
-def meet_in_backward(model: Any, net: nn.Module, x: torch.Tensor) -> None:
-    """The next backward pass has a collective of the script's own."""
-    [parameter, *_] = net.parameters()
-
-    def meet(gradient: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(torch.ones(1))
-        handle.remove()
-        return gradient
-
-    handle = parameter.register_hook(meet)  # type: ignore[no-untyped-call]
-
-
-LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None] | None, tuple[str, ...]]] = {
-    "inference mode": (Plain, infer, (*HOOKS, "group")),
-    "copies and pickles": (Plain, copy_and_pickle, ("ddp", "group")),
-    "momentum encoder": (Plain, average_weights, ("ddp", "group")),
-    "collectives in the backward pass": (Plain, meet_in_backward, HOOKS),
-    "odd parameters": (Odd, None, ("ddp", "group")),
+UNWRAPPED = ("ddp", "group", "server")
+"""Columns of models that FSDP2 takes in no way: it copies none, and shards no scalar nor strided parameters."""
+SITUATIONS = {
+    "inference mode": Situation(besides=infer, columns=tuple(CODED)),
+    "copies and pickles": Situation(besides=copy_and_pickle, columns=UNWRAPPED),
+    "collectives in the backward pass": Situation(besides=meet_in_backward),
+    "gradients that are zeroed": Situation(set_to_none=False),
+    "rates and momenta of one worker's own": Situation(besides=write_own_rate, columns=("server", "server, votes")),
+    "odd parameters": Situation(Odd, columns=(*UNWRAPPED, "server, local")),
+    "a parameter that is frozen midway": Situation(
+        Odd, freeze, columns=("group", "server", "server, local"), unchanged=()
+    ),
+    "channels last": Situation(Convolved, columns=UNWRAPPED),
+    "weights that another module uses": Situation(Borrows, sync, unchanged=HOOKS),
+    "momentum encoder": Situation(Follows, follow, unchanged=()),
+    "two passes over one graph": Situation(
+        backward=twice, columns=("fsdp", "group", "server, votes"), unchanged=("group",)
+    ),
+    "two passes, the last exchanges": Situation(backward=twice_apart, columns=("fsdp", "group", "server")),
 }
-"""By name: the model, what happens after each step, and the modes."""
-
-
-def run_loop(rank: int, name: str, mode: str) -> tuple[Weights, bool]:
-    """The weights after eight steps, and whether they are those of a training in which nothing else happens."""
-    make, happens, _ = LOOPS[name]
-    found = []
-    for besides in (None, happens):
-        net = make()
-        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-        if mode == "group":
-            optimizer = tw.distribute(net, optimizer, group=dist.group.WORLD, design="local-sgd[h=2]")
-            model: Any = net
-        else:
-            model, optimizer = hooked(mode, net)[0], torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(getattr(optimizer, "inner", optimizer), 0.02, total_steps=8)
-        for step in range(8):
-            x = noise(rank, step, 4, 8)
-            torch.autograd.backward(model(x))
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            if besides is not None:
-                besides(model, net, x)
-        if mode == "group":
-            optimizer.flush()
-            optimizer.close()
-        found.append(whole(net))
-    return found[1], same(*found)
-
-
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
-
-
-def run_refused(rank: int) -> list[str]:
-    """Complex parameters, by every mode."""
-    model = Complex()
-    return [
-        refusal(lambda: hooked("ddp", Complex())),
-        refusal(lambda: tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), group=dist.group.WORLD)),
-    ]
-
-
-def run_anew(rank: int, folder: str) -> Weights:
-    """The process group is destroyed and made anew; the last case, as the others' is gone."""
-    for number in range(2):
-        model, state = hooked("ddp", net := Plain())
-        torch.autograd.backward(model(noise(rank, number, 4, 8)))
-        torch.optim.SGD(net.parameters(), lr=0.1).step()
-        state.close()
-        del model, state
-        dist.destroy_process_group()
-        dist.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=2)
-    return whole(net)
-
-
+PLACES = [(name, column) for name, situation in SITUATIONS.items() for column in situation.columns]
+REFUSED = {
+    "complex parameters": (Situation(Complex), "ConfigError: .*complex64", COLUMNS),
+    "two passes over one graph": (Situation(backward=twice), "ProtocolError: .*pushed twice.*no_sync", ("server",)),
+    "two passes over one wrapper's graph": (Situation(backward=twice), "nothing .*call backward.. once", ("ddp",)),
+    "early weights": (Situation(Borrows), "RuntimeError: .*inplace operation", ("server",)),
+}
+"""Situations, what a worker hears, and where."""
+ENDS = {
+    ("group", "raises"): "ProtocolError: rank 1 gave up: no disk",
+    ("group", "returns"): "ProtocolError: rank 1 gave up: its loop is over",
+    ("server", "raises"): "worker 1 went away at step [23]: it failed with OSError: no disk",
+    ("server", "returns"): "worker 1 has left before step 3",
+    ("server, votes", "returns"): "worker 1 has left before step 3",
+}
+"""What rank 0 hears where rank 1 is no longer there."""
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
     "placement": (run_placement,),
     "report": (run_report,),
     "wrapped": (run_wrapped,),
-    "refused": (run_refused,),
-    **{f"{name}, {mode}": (run_loop, name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes},
+    **{f"{name}, {column}": (run_situation, column, SITUATIONS[name]) for name, column in PLACES},
+    **{f"{name}, {at}": (run_refused, at, each) for name, (each, _, columns) in REFUSED.items() for at in columns},
+    **{f"{column} {how}": (run_end, column, how) for column, how in ENDS},
+    "IPv6": (partial(trained, host="[::1]"), "server", Situation(), "3lc"),
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_cases(2, {**CASES, "anew": (run_anew, str(tmp_path_factory.mktemp("groups")))})
+def ranks() -> dict[str, list[Any]]:
+    return run_cases(2, {**CASES, **{f"anew, {column}": (run_anew, column) for column in COLUMNS[:3]}})
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -301,16 +237,40 @@ def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, l
         assert alike and "wrap it in DistributedDataParallel before tw.distribute" in said
 
 
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes])
-def test_what_else_a_loop_does_changes_no_bit(ranks: dict[str, list[Any]], name: str, mode: str) -> None:
-    for weights, unchanged in ranks[f"{name}, {mode}"]:
-        assert unchanged and same(weights, ranks[f"{name}, {mode}"][0][0])
+@pytest.mark.parametrize(("name", "column"), PLACES)
+def test_situation_gives_the_right_weights_on_all_ranks(ranks: dict[str, list[Any]], name: str, column: str) -> None:
+    for weights, unchanged, apart in ranks[f"{name}, {column}"]:
+        assert unchanged and apart < 1e-6 and same(weights, ranks[f"{name}, {column}"][0][0])
 
 
-def test_complex_parameters_are_refused(ranks: dict[str, list[Any]]) -> None:
-    for said in (said for each in ranks["refused"] for said in each):
-        assert said.startswith("ConfigError: ") and "complex64" in said, said
+@pytest.mark.parametrize("name", REFUSED)
+def test_situation_that_cannot_be_is_told(ranks: dict[str, list[Any]], name: str) -> None:
+    _, told, columns = REFUSED[name]
+    for said in (said for column in columns for said in ranks[f"{name}, {column}"]):
+        assert re.match(told, said), said
 
 
-def test_process_group_that_is_made_anew_trains(ranks: dict[str, list[Any]]) -> None:
-    assert same(*ranks["anew"])
+def test_rank_that_raises_or_returns_early_is_named_to_the_other_at_once(ranks: dict[str, list[Any]]) -> None:
+    for (column, how), told in ENDS.items():
+        first, second = ranks[f"{column} {how}"]
+        assert re.search(told, first) and second == ("OSError: no disk" if how == "raises" else "nothing"), first
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_script_that_ends_early_is_noticed_by_the_other(kind: str) -> None:
+    told, _ = run_ranks(2, run_end, kind, "returns")
+    assert re.search("rank 1 is gone|by peer", told)
+
+
+def test_process_group_that_is_made_anew_and_ipv6_change_no_bit(ranks: dict[str, list[Any]]) -> None:
+    for column in COLUMNS[:3]:
+        for trainings in ranks[f"anew, {column}"]:
+            assert all(same(each, ranks[f"gradients that are zeroed, {column}"][0][0]) for each in trainings)
+    assert all(same(each, ranks["gradients that are zeroed, server"][0][0]) for each in ranks["IPv6"])
+
+
+def test_subgroups_and_a_rank_alone_train_as_torch_does() -> None:
+    found = run_cases(3, {column: (run_apart, column) for column in ("ddp", "group")})
+    for (first, *_), *others in found.values():
+        assert same(first, others[1][0]) and not same(first, others[0][0])
+    assert all(apart < 1e-6 for each in found.values() for _, apart in each)

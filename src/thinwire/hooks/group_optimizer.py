@@ -23,7 +23,6 @@ from thinwire.local.parameters import SharedParameters
 from thinwire.local.rounds import Rounds
 from thinwire.policies.designs import Design
 from thinwire.runtime.model_places import ModelPlaces
-from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
 
 
@@ -124,7 +123,7 @@ class GroupOptimizer(LocalOptimizer):
         try:
             if error is None and driver.failure is None:
                 self.flush()
-                leave(driver.peers, FAREWELL)
+                driver.give_up(ConfigError("its loop is over, and all ranks must take the same number of steps"))
             elif not (error is None or isinstance(error, SessionLostError)):  # a lost session ends all ranks
                 driver.give_up(error)
         finally:

@@ -62,6 +62,10 @@ class Gradients:
         """Returns the names of parameters with gradients that were zeroed before the backward pass under way."""
         return {name for name in names if is_zeroed(parameter_at(self.places[name]))}
 
+    def unaveraged(self) -> set[str]:
+        """Returns those to which a backward pass has added since the last exchange, as far as hooks follow them."""
+        return set()
+
 
 class UnusedGradients(NamedTuple):
     """Compressed parameters with gradients of the previous exchange that no optimizer used.
@@ -113,7 +117,7 @@ class StepGuard:
         self.optimizer, self._few_bits = 0, few_bits
         # Exchanged and not used; those of them that were unused when an optimizer stepped.
         self._unused, self._unused_at_step = set[str](), set[str]()
-        self._warned = False
+        self._warned = self._warned_of_unaveraged = False
         self._skipped = 0
         _watch()
         _watching[id(self)] = self
@@ -176,6 +180,14 @@ class StepGuard:
             self._unused_at_step |= self._unused
             if len(held) < len(self._compressed):
                 self._gradients.follow()
+            if not self._warned_of_unaveraged and self._unused & held & self._gradients.unaveraged():
+                self._warned_of_unaveraged = True
+                caution(
+                    "a backward pass has added gradients of this rank alone to averaged ones, as "
+                    "DistributedDataParallel averages one backward pass for each forward pass: replicas will differ, "
+                    "unless every rank has added the same. Where several passes go over one graph, add the losses up "
+                    "and call backward() once"
+                )
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 

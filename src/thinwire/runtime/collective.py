@@ -31,7 +31,7 @@ from thinwire.packets import nbytes_of
 from thinwire.runtime.bucket_buffers import BucketBuffer, Future, UnderWay
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
-from thinwire.transports.peers import PeerGroup, ReceiveBuffer
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 PATIENCE_S = 30.0
 """After a wait of this length the log names the peer that is late; no other message comes before the timeout."""
@@ -60,6 +60,7 @@ class CollectiveDriver:
         self._counters = {way: Counters() for way in Pass}  # one for each thread
         self._told = threading.Event()
         self._left = self._closed = False
+        self._reasons: list[Transfer] = []  # kept until they are read
         self._waiting: list[BucketBuffer] = []
         self._to_push: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
@@ -373,14 +374,10 @@ class CollectiveDriver:
             self._told.set()
 
     def _tell(self, packet: bytearray, tag: int) -> None:
-        """Sends every peer a reason, separately, so that a peer that is gone blocks no other; then leaves."""
-        transfers = []
+        """Sends every peer the reason, each by itself, and stays until all have left: one that has left needs none."""
         for peer in self.peers.peers:
             with suppress(TransportError):
-                transfers.append(self.peers.send(peer, packet, tag))
-        for transfer in transfers:
-            with suppress(TransportError):
-                self.peers.wait(transfer, FAREWELL)
+                self._reasons.append(self.peers.send(peer, packet, tag))
         if not self._left:
             self._left = True
             leave(self.peers, FAREWELL)

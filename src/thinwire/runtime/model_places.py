@@ -54,7 +54,7 @@ class ModelPlaces:
             for name, found in owner.items()
             if id(found) in of
         ]
-        self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in of]
+        self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if p.numel() and id(p) not in of]
         for tensor in tensors:
             _trained[tensor.parameter] = weakref.ref(self)
 

@@ -92,9 +92,11 @@ class WorkerTensor:
             self.values.copy_(self.local)
 
     def write(self) -> None:
-        """Copies the values to the tensor, where it is separate."""
+        """Copies the values to the tensor, where it is separate; else tells autograd that they have changed."""
         if self._separate:
             self.shown.copy_(self.values.view(self.shown.shape))
+        else:
+            torch.autograd.graph.increment_version(self.parameter)
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""

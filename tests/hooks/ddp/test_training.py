@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -73,12 +72,6 @@ def run_sealed(rank: int) -> tuple[Weights, list[str]]:
     return trained, heard
 
 
-def run_alone(rank: int) -> tuple[Weights, Weights]:
-    """Every rank has a separate process group."""
-    wrap = {"process_group": [dist.new_group([only]) for only in range(3)][rank]}
-    return run(rank, wrap, {"codec": "3lc"}), run(rank, wrap, None)
-
-
 def run_joined(rank: int) -> list[tuple[Weights, int, list[str]]]:
     """Two epochs with more batches on some ranks; returns their warnings, too."""
     found = []
@@ -120,7 +113,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "zstd, in one packet": (run, MANY_BUCKETS, {"gather_mb": 4.0, **ZSTD}),
     "report": (run_report,),
     "sealed": (run_sealed,),
-    "alone": (run_alone,),
     "joined": (run_joined,),
     "compiled": (run_compiled,),
     **{
@@ -134,11 +126,6 @@ CASES: dict[str, tuple[Any, ...]] = {
 @pytest.fixture(scope="module")
 def ranks() -> Ranks:
     return run_cases(3, CASES)
-
-
-def test_single_rank_trains_as_plain_ddp(ranks: Ranks) -> None:
-    for ours, plain in ranks["alone"]:
-        assert same(ours, plain), "one rank alone loses nothing"
 
 
 def test_buckets_packets_and_sealing_change_no_bit(ranks: Ranks) -> None:

@@ -9,14 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.ddp_ranks import Weights, same, weights
 from tests.hooks.local_runs import adamw, batch, mlp, sgd, values
-from tests.hooks.server_runs import mlp as layers
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.policies.designs import Design
 
 Change = Callable[[nn.Module], Any]
 Train = Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]
@@ -142,33 +138,3 @@ def test_clipping_applies_without_overlap() -> None:
         assert not torch.equal(usual[0], clipped[0]) and torch.equal(clipped[0][:-80], clipped[1][:-80]), (
             "but statistics"
         )
-
-
-def grouped(model: nn.Module) -> torch.optim.Optimizer:
-    *rest, last = model.parameters()
-    groups: list[dict[str, Any]] = [{"params": rest}, {"params": [last], "weight_decay": 0.01}]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-
-
-def one_cycle(_rank: int, model: nn.Module, opt: torch.optim.Optimizer) -> Weights:
-    """Nine steps on worker 0's batches with a scheduler of rates and momenta; another weight decay from the fifth."""
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=[0.1, 0.05], total_steps=9, cycle_momentum=True)
-    for step in range(9):
-        if step == 4:
-            opt.param_groups[0]["weight_decay"] = 0.02
-        opt.zero_grad()
-        loss_of(model, 0, step).backward()
-        opt.step()
-        scheduler.step()
-    if isinstance(opt, DistributedOptimizer):
-        opt.sync()
-    return weights(model)
-
-
-def test_one_cycle_is_bit_exact_on_workers() -> None:
-    """Two workers with equal gradients: their mean is one worker's."""
-    design = Design(name="plain", up=tw.codec("fp32"), down=tw.codec("fp32"), downlink="gradient")
-    results, _ = run_cluster(lambda _: layers(0), one_cycle, design=design, optimizer=grouped)
-    model = layers(0)
-    expected = one_cycle(0, model, grouped(model))
-    assert all(same(result, expected) for result in results)

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from tests.hooks.ddp_ranks import refusal, run_cases
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values, weights
+from tests.hooks.local_runs import adamw, inner_step, mlp, values, weights
 from tests.hooks.server_runs import Weights, equal, loss_of, run, steps, weights_of
 from tests.hooks.server_runs import mlp as layers
 from thinwire.errors import ConfigError
@@ -45,27 +45,6 @@ def test_averaged_weights_equal_if_shared_and_differ_if_local() -> None:
     assert torch.equal(shared, other) and not torch.equal(own, others_own)
     with pytest.raises(ConfigError, match="ema averages the weights of all steps"):
         replace(find_design("diloco[h=4]"), ema=0.9)
-
-
-@pytest.mark.parametrize(
-    "design",
-    ["streaming-diloco[h=4,fragments=2,delay=1]", "local-sgd[h=1,keep=0.5,steer=0]", "local-sgd[h=2]", "terngrad"],
-)
-def test_inference_mode_changes_no_bit(design: str) -> None:
-    """The forward pass that first takes an update may be one of an evaluation."""
-
-    def final(inference: bool) -> Any:
-        def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-            for step in range(6):
-                inner_step(model, opt, rank, step)
-                with torch.inference_mode(inference), torch.no_grad():
-                    model(batch(rank, step)[0])
-            opt.flush()
-            return values(model)
-
-        return run_cluster(mlp, work, optimizer=sgd if design == "terngrad" else adamw, design=design)[0]
-
-    assert torch.equal(final(True)[0], final(False)[0])
 
 
 FP32 = tw.codec("fp32")

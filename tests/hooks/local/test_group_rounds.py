@@ -15,7 +15,7 @@ from torch import nn
 import thinwire as tw
 from tests.hooks.ddp_ranks import refusal, run_cases, run_ranks
 from tests.hooks.local.test_training import SUM, WORKERS, by_hand, nesterov, plain
-from tests.hooks.local_runs import Odd, adamw, batch, inner_step, mlp, values
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, values
 
 BY_HAND: dict[str, tuple[int, int, Any, float]] = {
     "update[codec=fp32]": (1, 0, plain, 0.0),
@@ -43,20 +43,6 @@ def trained(rank: int, design: str, count: int = 13, make: Any = mlp, **options:
     with tw.distribute(model, adamw(model), group=dist.group.WORLD, design=design, **options) as opt:
         for step in range(count):
             inner_step(model, opt, rank, step)
-    return values(model)
-
-
-def odd(rank: int, design: str) -> torch.Tensor:
-    """Parameters of bfloat16, of no values, and one frozen midway."""
-    model = Odd(rank).to(torch.bfloat16)
-    with tw.distribute(model, adamw(model), group=dist.group.WORLD, design=design, min_numel=16) as opt:
-        for step in range(9):
-            if step == 4:
-                model.hidden.weight.requires_grad_(False)
-            x, y = batch(rank, step)
-            opt.zero_grad()
-            nn.functional.cross_entropy(model(x.to(torch.bfloat16)).float(), y).backward()  # type: ignore[no-untyped-call]
-            opt.step()
     return values(model)
 
 
@@ -105,7 +91,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         token.write_text(f"{number}{'0123456789abcdef' * 3}\n")
         token.chmod(0o600)
     cases: dict[str, tuple[Any, ...]] = {design: (trained, design) for design in (*BY_HAND, *CODED)}
-    cases |= {f"odd {design}": (odd, design) for design in ("update", "local-sgd[h=2]", CODED[-1])}
     cases |= {f"poisoned {each}": (poisoned, each) for each in ("local-sgd[h=3]", CODED[-1], "diloco[h=6,delay=2]")}
     cases |= {f"settle {count}": (conserved, count) for count in (0, 1, 4)} | {"sealed": (sealed, tokens)}
     return run_cases(WORKERS, cases)
@@ -117,7 +102,7 @@ def test_uncompressed_training_equals_plain_torch(ranks: dict[str, list[Any]], d
     torch.testing.assert_close(ranks[design][0], by_hand(13, h, outer, warmup, steer), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("design", [*BY_HAND, *CODED, "odd update", "odd local-sgd[h=2]", f"odd {CODED[-1]}"])
+@pytest.mark.parametrize("design", [*BY_HAND, *CODED])
 def test_replicas_are_bit_identical_after_close(ranks: dict[str, list[Any]], design: str) -> None:
     first, *others = ranks[design]
     assert first.isfinite().all() and all(torch.equal(first, each) for each in others)
@@ -153,12 +138,3 @@ def raises(rank: int) -> str:
 
 def test_nan_raises_on_all_ranks_if_design_asks() -> None:
     assert all(told.startswith("NonFiniteError: ") for told in run_ranks(2, raises))
-
-
-def test_single_rank_trains_as_plain_torch() -> None:
-    [found] = run_ranks(1, trained, "update")
-    alone = mlp(0)
-    inner = adamw(alone)
-    for step in range(13):
-        inner_step(alone, inner, 0, step)
-    torch.testing.assert_close(found, values(alone), rtol=1e-4, atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -71,30 +70,6 @@ def test_transport_overlap_and_chunks_change_no_bit() -> None:
             assert 0 < residual.abs().max() < weight.values.abs().max(), "the pull's residual: server minus workers"
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_accumulated_gradients_add_up(overlap: bool) -> None:
-    """Gradients that leave at step() add up without a block."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
-        for step in range(4):
-            opt.zero_grad()
-            with opt.no_sync() if overlap else nullcontext():
-                backward(model, rank, 2 * step, 0.5)
-            backward(model, rank, 2 * step + 1, 0.5)
-            opt.step()
-        opt.sync()
-        return parameters_of(model)
-
-    found, _ = run_cluster(mlp, train, codec="fp32", overlap=overlap)
-    model = mlp(0)
-    for step in range(4):
-        model.zero_grad()
-        for rank, half in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            backward(model, rank, 2 * step + half, 0.25)
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert_close(found[0], parameters_of(model))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_replicas_of_other_dtypes_are_equal(dtype: torch.dtype) -> None:
     results, _ = run_cluster(lambda rank: mlp(rank).to(dtype), steps(4), codec="3lc")
@@ -112,18 +87,6 @@ def test_worker_zero_ends_the_training_for_all() -> None:
         return opt.steps_done
 
     assert run_cluster(mlp, train, workers=3)[0] == [5, 5, 5]
-
-
-def test_shared_scales_do_not_wait_for_worker_that_left() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> str:
-        try:
-            steps(2 + rank)(rank, model, opt)
-        except tw.ProtocolError as error:
-            return str(error)
-        return "at the end"
-
-    (first, second), _ = run_cluster(mlp, train, design="terngrad", timeout=20)
-    assert first == "at the end" and "worker 0 has left before step 2" in second
 
 
 def test_different_replicas_raise() -> None:

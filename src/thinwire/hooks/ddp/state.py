@@ -45,7 +45,7 @@ class BucketGradients(Gradients):
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__(places)
         self._followed = set[str]()
-        self._found = set[str]()
+        self._found, self._reached = set[str](), set[str]()
         self._handles: list[Any] = []
         self._hook([*places][-1:])  # usually the first parameter that a backward pass reaches
 
@@ -57,9 +57,13 @@ class BucketGradients(Gradients):
         found = followed & self._found | super().emptied(followed)  # the pass has not reached all of them yet
         return {*names} if len(self._followed) < len(self.places) and found else found
 
+    def unaveraged(self) -> set[str]:
+        return self._reached
+
     def end_pass(self) -> None:
         """Resets after a backward pass."""
         self._found.clear()
+        self._reached.clear()
 
     def close(self) -> None:
         """Removes the hooks."""
@@ -75,6 +79,7 @@ class BucketGradients(Gradients):
                 self._followed.add(name)
 
     def _check(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
+        self._reached.add(name)
         if parameter.grad is None or (len(self._followed) > 1 and is_zeroed(parameter)):
             self._found.add(name)
 
