@@ -8,8 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-MAX_VALUE = 2.0**64
-"""Of a gradient or a weight that training can go on with: the square of a larger one is no float32."""
+MAX_VALUE = 2.0**48
+"""Of a gradient or a weight that training can go on with: optimizers add up squares, of which 2**32 fit a float32."""
 
 Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
 """How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
