@@ -17,9 +17,11 @@ from thinwire.codecs import codec
 from thinwire.errors import ProtocolError
 from thinwire.frames import Frame
 from thinwire.frames import pack as pack_frame
+from thinwire.optimizers.runner import ALLOWED
 from thinwire.packets import BatchedTensor, EncodedTensor, pack, parse, segments
 from thinwire.packets.packet import HEAD, MAGIC, VERSION
 from thinwire.schema import (
+    MAX_VALUE,
     Delta,
     Join,
     Leave,
@@ -222,13 +224,39 @@ def test_divergence_is_told_to_all() -> None:
     shard = Shard(make_plan(3))
     shard.step(0)
     shard.step(1, rate=3e38)
-    assert str(shard.core.failed).startswith("the training has diverged: after update 2: ")
+    assert str(shard.core.failed).startswith("the training has diverged: update 2 of 'weight' is not finite")
     assert "Use a smaller learning rate" in str(shard.core.failed)
     assert shard.ended == dict.fromkeys((0, 1, 2), shard.core.failed)
     shard = Shard(make_plan(up=PLAIN, down=PLAIN))
     for rank in (0, 1):  # whose sum overflows
         shard.push(rank, 0, {BIAS: PLAIN.encode(np.full(5, 3e38, np.float32))})
-    assert "diverged" in str(shard.core.failed) and "bias" in str(shard.core.failed)
+    assert "update 1 of 'bias' is not finite" in str(shard.core.failed)
+
+
+@pytest.mark.parametrize("optimizer", ALLOWED)
+def test_no_push_that_is_let_in_makes_a_later_update_not_finite(optimizer: str) -> None:
+    """Squares of larger gradients overflow the optimizer's sums, and its values stay where they are from then on."""
+    shard = Shard(make_plan(3, up=PLAIN, optimizer=optimizer, groups=({},)), min_workers=1)
+    for step in range(20):
+        for rank in range(3):
+            size = MAX_VALUE if rank == 1 else 1.0
+            values = np.full(5, (-1) ** step * size, np.float32)
+            shard.push(rank, step, {**shard.frames(rank, step), BIAS: BatchedTensor.of(values, "bias")})
+    assert not shard.ended
+    kept = shard.core.state_dict()["steps"]["updater"]["state"].get(BIAS, {}).values()
+    assert all(torch.isfinite(torch.as_tensor(each)).all() for each in kept)
+    shard.push(1, 20, {BIAS: BatchedTensor.of(np.full(5, 2**0.5 * MAX_VALUE, np.float32), "bias")})
+    assert shard.ended.keys() == {1} and "the push of 'bias' holds values up to" in str(shard.ended[1])
+
+
+def test_a_push_that_ends_a_training_names_its_worker() -> None:
+    three = codec("3lc").encode(np.full((8, 5), 1e38, np.float32))
+    for table, frame in ((WEIGHT, three), (BIAS, BatchedTensor.of(np.full(5, 3e38, np.float32), "bias"))):
+        shard = Shard(make_plan(3, up=codec("3lc")))
+        shard.push(1, 0, {table: frame})
+        assert str(shard.core.failed).startswith(
+            f"worker 1: the push of {shard.plan.tables[table].name!r} holds values"
+        )
 
 
 def samples() -> list[tuple[Message, tuple[EncodedTensor, ...]]]:

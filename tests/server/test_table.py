@@ -68,7 +68,7 @@ def test_an_update_that_gives_nan_is_not_sent() -> None:
     table = make(codec("3lc"))
     table.values[2, 3] = float("nan")
     before = table.downlink.snapshot(0).copy()
-    with pytest.raises(NonFiniteError, match=r"after update 1: w: .*NaN"):
+    with pytest.raises(NonFiniteError, match="update 1 of 'w' is not finite"):
         publish(table)
     np.testing.assert_array_equal(table.downlink.snapshot(0), before)
 

@@ -146,7 +146,7 @@ def test_updates_with_nan_are_left_to_the_table_which_says_so() -> None:
         *first, last = pushes(senders, 0, set())
         for rank, frames in enumerate(first):
             push(engine, EVERY, rank, frames, 0)
-        with pytest.raises(NonFiniteError, match=f"after update 1: w{bad}: .*NaN"):
+        with pytest.raises(NonFiniteError, match=f"update 1 of 'w{bad}' is not finite"):
             push(engine, EVERY, len(first), last, 0)
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-MAX_VALUE = 2.0**64
-"""The largest gradient or weight with which training can continue: a larger one's square overflows float32."""
+MAX_VALUE = 2.0**48
+"""The largest gradient or weight with which training can continue: optimizers add up squares, and 2**32 of them fit a
+float32."""
 
 Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
 """The aggregation of gradients: their mean or sum; or, for tables whose codec sends some of the values, the mean over

@@ -167,8 +167,8 @@ class ServerCore(ShardMembership):
             raise ProtocolError(f"a gradient came; with {self._engine.plan.consistency} learners send contributions")
         self._progressed = self._trained = True
         rank = self._peers[peer].rank
-        if self._min_workers is not None:  # else the training ends with this worker anyway
-            check_range(self.tables, push.tables, frames)
+        # Without min_workers the training ends with this worker anyway.
+        check_range(self.tables, push.tables, frames, decodes=self._min_workers is not None)
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)

@@ -20,7 +20,6 @@ from thinwire.codecs import Codec, Context, Step
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import NonFiniteError
 from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, is_batched
@@ -213,8 +212,3 @@ FORMS: dict[str, type[Downlink]] = {
     "gradient": AverageGradient,
     "weights": AverageWeights,
 }
-
-
-def diverged(error: NonFiniteError, version: int) -> NonFiniteError:
-    """The same error, saying after which update."""
-    return NonFiniteError(f"after update {version}: {error}")

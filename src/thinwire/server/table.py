@@ -20,7 +20,7 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
-from thinwire.server.downlinks import FORMS, SEED, ModelDelta, ModelMomentum, diverged
+from thinwire.server.downlinks import FORMS, SEED, ModelDelta, ModelMomentum
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
@@ -117,7 +117,7 @@ class Table:
             made: the frame for all of them, where it was encoded together with other tables'.
 
         Raises:
-            NonFiniteError: the update gave NaN or Inf: training has diverged.
+            NonFiniteError: the update is NaN or Inf: training has diverged.
         """
         self.version += 1
         targets = set(self.given) if ranks is None else ranks
@@ -128,8 +128,9 @@ class Table:
         else:
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self.scale)
-            except NonFiniteError as error:
-                raise diverged(error, self.version) from None
+            except NonFiniteError:
+                told = f"update {self.version} of {self.spec.name!r} is not finite, or too large for its codec"
+                raise NonFiniteError(told) from None
         for rank in targets:
             self.given[rank] = self.version
         return sent
