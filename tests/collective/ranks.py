@@ -16,7 +16,7 @@ from thinwire.collective.residuals import Residuals
 from thinwire.collective.trained import TrainedTensor
 from thinwire.policies.compression import PLAIN, Choice
 
-SIZES = {"w": 30_000, "bias": 7, "small": 900}
+SIZES = {"w": 30_000, "bias": 70, "small": 900}
 
 
 def tensors(

@@ -123,9 +123,9 @@ def test_state_of_another_model_is_refused() -> None:
             load(state)
 
 
-def test_owners_depend_on_names_sizes_and_ranks_alone() -> None:
+def test_partition_depends_on_names_sizes_codecs_and_ranks() -> None:
     owners = {name: [(p.server, p.numel) for p in parts] for name, parts in partition(tensors(CODEC), 3).items()}
-    assert owners == {"w": [(0, 10_000), (1, 10_000), (2, 10_000)], "bias": [(0, 7)], "small": [(1, 900)]}
+    assert owners == {"w": [(0, 10_000), (1, 10_000), (2, 10_000)], "bias": [(0, 70)], "small": [(1, 900)]}
 
 
 def test_one_rank_alone_adds_the_residuals_of_an_earlier_run() -> None:

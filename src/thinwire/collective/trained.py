@@ -9,13 +9,15 @@ import torch
 
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
-from thinwire.policies.placement import Heuristic, Sharded
+from thinwire.policies.placement import Heuristic, Uniform
 
 Partitions = Mapping[str, tuple[Partition, ...]]
 """The slices of every tensor and their owners, by name."""
 
+PART_NUMEL = 4096
+"""The fewest values of a slice: of fewer, a frame's header would be a fifth of the bytes."""
 _UNCOMPRESSED_WEIGHT = 32
-"""An uncompressed value counts for the placement as this many compressed ones."""
+"""An uncompressed value counts for the placement as this many compressed ones, whatever their codec is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,14 @@ class TrainedTensor:
 def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[Partition, ...]]:
     """Returns the slices of every tensor and their owners: `server` is the rank that averages a slice.
 
-    The slices depend on all tensors' names, sizes and codecs and on the number of ranks, never on DDP's buckets: those
-    are rebuilt after the first step, and residuals must keep their slices.
+    Ranks own about equally many values, as long as slices of `PART_NUMEL` values allow it. The slices depend on the
+    sizes and the number of ranks, their owners also on which tensors are uncompressed. Another codec or DDP's buckets,
+    which DDP rebuilds after the first step, change neither: residuals must find their slices again.
 
     Args:
         tensors: in an order that all ranks share.
         world: number of ranks.
     """
     sized = [Sized(t.name, t.numel, t.numel * (_UNCOMPRESSED_WEIGHT if t.uncompressed else 1)) for t in tensors]
-    placing = Heuristic() if any(tensor.shape for tensor in tensors) else Sharded()
+    placing = Heuristic() if any(tensor.shape for tensor in tensors) else Uniform(min_numel=PART_NUMEL)
     return dict(zip((t.name for t in tensors), placing.place(sized, world).partitions, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +13,7 @@ from thinwire.planner.costs import choices
 from thinwire.planner.profile import Profile
 from thinwire.planner.step_time import TensorCosts
 from thinwire.policies.assignment import Assignment, Sized
+from thinwire.policies.compression import NARROW, Choice
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import check_none_idle, placement
 
@@ -27,39 +29,21 @@ def on_servers(profile: Profile, design: Design, servers: int) -> Partitions:
     return _by_name(placed)
 
 
-def among_ranks(profile: Profile, design: Design, ranks: int) -> Partitions:
-    """Returns which rank owns which values of every tensor, by its name.
-
-    Args:
-        profile: of the model.
-        design: of local updates, whose policy `tw.distribute` follows; or of gradients, as the DDP hook owns them.
-        ranks: how many there are.
-    """
-    if design.local is not None:
-        return _by_name(_placed(profile, design, ranks))
-    chosen = choices(profile, design)
-    tensors = [
-        TrainedTensor(each.name, math.prod(each.shape), torch.float32, chosen[each.name])
-        for each in profile.in_model_order
-    ]
-    return partition(tensors, ranks)
-
-
-def largest_share(owned: Partitions, costs: Mapping[str, TensorCosts], ranks: int) -> float:
-    """Returns the share of the model's bytes, as they travel, on the rank that owns most of them.
-
-    Example:
-        >>> from thinwire.policies.assignment import Partition
-        >>> costs = TensorCosts(push_nbytes=60, pull_nbytes=40)
-        >>> owned = {"weight": (Partition(0, 0, 10), Partition(1, 10, 20)), "bias": (Partition(0, 0, 5),)}
-        >>> largest_share(owned, {"weight": costs, "bias": costs}, 2)
-        0.75
-    """
+def largest_share(profile: Profile, design: Design, costs: Mapping[str, TensorCosts], ranks: int) -> float:
+    """Returns the share of the model's bytes, as they travel, on the rank that owns most of them."""
+    chosen, tensors, nbytes = choices(profile, design), dict[str, TrainedTensor](), defaultdict[str, float](float)
+    for each in profile.in_model_order:
+        choice = chosen[each.name]
+        whole = each.shape if getattr(choice.up.scheme, "layout", "") == "tiles" else ()
+        # Local updates send all tensors in bfloat16 as one.
+        name = NARROW.id if design.local is not None and choice == Choice(NARROW, NARROW) else each.name
+        before = tensors[name].numel if name in tensors else 0
+        tensors[name] = TrainedTensor(name, before + math.prod(each.shape), torch.float32, choice, shape=whole)
+        nbytes[name] += costs[each.name].push_nbytes + costs[each.name].pull_nbytes
     held = [0.0] * ranks
-    for name, parts in owned.items():
-        nbytes, numel = costs[name].push_nbytes + costs[name].pull_nbytes, sum(part.numel for part in parts)
+    for name, parts in partition(list(tensors.values()), ranks).items():
         for part in parts:
-            held[part.server] += nbytes * part.numel / numel
+            held[part.server] += nbytes[name] * part.numel / tensors[name].numel
     return max(1 / ranks, max(held) / sum(held)) if any(held) else 1 / ranks
 
 

@@ -15,7 +15,7 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB
 from thinwire.planner.costs import all_reduces, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
-from thinwire.planner.places import among_ranks, largest_share, on_servers
+from thinwire.planner.places import largest_share, on_servers
 from thinwire.planner.predictions import WORKERS, Prediction, Round, Setting, Summary, check_share
 from thinwire.planner.profile import Profile
 from thinwire.planner.step_time import SHARED_USE, Cluster, Layer, TensorCosts, step_s
@@ -189,7 +189,7 @@ class Plan:
             byte_s=0.0 if collective else transport.byte_s,
             hop_s=peers.hop_s,
             use=self._sharing.use,
-            largest_share=self.largest_share(made.name, workers) if collective and not ring else None,
+            largest_share=self._largest_share(made.name, workers) if collective and not ring else None,
         )
         alone = cluster.crowded * sum(layer.forward_s + layer.backward_s for layer in layers)
         exchanged = step_s(layers, cluster) if workers > 1 or not collective else alone
@@ -287,12 +287,10 @@ class Plan:
             return _threshold(pays, SLOWEST_BPS, asked)
         return math.inf if pays(FASTEST_BPS) else _threshold(pays, asked, FASTEST_BPS)
 
-    def largest_share(self, name: str, workers: int) -> float:
-        """Returns the share of the model's bytes on the rank that owns most of them, with a design of this plan."""
+    def _largest_share(self, name: str, workers: int) -> float:
         asked = name, workers
         if asked not in self._shares:
-            owned = among_ranks(self.profile, self.designs[name], workers)
-            self._shares[asked] = largest_share(owned, self.costs[name], workers)
+            self._shares[asked] = largest_share(self.profile, self.designs[name], self.costs[name], workers)
         return self._shares[asked]
 
     def _gathered_nbytes(self, layers: Sequence[Layer]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from thinwire.planner.costs import exchange_every
@@ -30,8 +29,8 @@ UNEVEN = 1.5
 def verdict(plan: Plan) -> list[str]:
     """Returns sentences. The first is the line to write and its choice in the planned cluster.
 
-    One sentence for each design follows. The last ones name parts of the training that the plan leaves out, numbers of
-    workers at which a step takes longer than with more, and measured steps that differ much.
+    One sentence for each design follows. The last ones name parts of the training that the plan leaves out, and
+    measured steps that differ much.
 
     Adaptive optimizers exchange local updates. Among designs of gradients the fastest has the least product of a step's
     seconds and the steps to the same accuracy.
@@ -99,31 +98,13 @@ def _steps(plan: Plan, summary: Summary) -> float:
 
 def _remarks(plan: Plan) -> list[str]:
     """Returns cautions about the measured steps and the predictions."""
-    (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks, *_uneven_shares(plan)]
+    (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks]
     if high > UNEVEN * low:
         remarks.append(
             f"measured steps are uneven: of the middle half, the shortest took {seconds_text(low)} and the longest "
             f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is"
         )
     return remarks
-
-
-def _uneven_shares(plan: Plan) -> list[str]:
-    """Returns for each design the reason why a step takes longer with some number of workers than with more."""
-    found, every = [], plan.by_workers() if plan.collective else []
-    for name in plan.designs:
-        falls = [
-            (few.step_s / more.step_s, few.workers, more.workers)
-            for few, more in pairwise(each for each in every if each.design == name)
-        ]
-        fall, few, more = max(falls, default=(1.0, 0, 0))
-        if fall > WORTH:
-            shares = [f"{workers * plan.largest_share(name, workers):.3g} at {workers:,}" for workers in (few, more)]
-            found.append(
-                f"{name} takes longer with {few:,} workers than with {more:,}: all wait for the rank that owns most of "
-                f"the model, which is {' and '.join(shares)} times an equal share, as small tensors are not cut"
-            )
-    return found
 
 
 def _sentence(plan: Plan, summary: Summary) -> str:

@@ -7,7 +7,6 @@ on its arguments alone and ties are broken by number, so that every process that
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from thinwire.quantities import counted
 
 _ALIGN = 40
 """Values: whole groups of five, and whole cache lines of packed bytes."""
-_HEAVY = 1.5
-"""Times the mean load of a server: what weighs less is worth no further frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class RoundRobin(Placement):
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
-        parts = [_cut(table.numel, [index % servers], 1) for index, table in enumerate(tables)]
+        parts = [_cut(table.numel, [index % servers]) for index, table in enumerate(tables)]
         return Assignment(servers, tuple(tables), tuple(parts))
 
 
@@ -76,17 +73,19 @@ class Heuristic(Placement):
     id: ClassVar[str] = "heuristic"
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        return _deal(tables, servers, _largest_first(tables), [1] * len(tables))
+        order = sorted(range(len(tables)), key=lambda index: (-tables[index].nbytes, index))
+        return _deal(tables, servers, order, [1] * len(tables))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Placement):
-    """Every table split evenly over all servers (Wu 2018, ch. 5).
+    """Every table split evenly over all servers (Wu 2018, ch. 5), or over as many as parts of `min_numel` allow.
+
+    Tables with fewer parts than servers go to the least loaded servers, those of the heaviest parts first.
 
     Args:
-        min_numel: the fewest values of a partition, `min` for short; it spares partitions that are smaller than their
-            headers. 0 is Wu's own split, without a bound. Otherwise a table gets as many parts as there is room for,
-            and the smaller tables go, largest first, to the least loaded servers.
+        min_numel: the fewest values of a part, `min` for short: each part has a frame with a header. 0 is Wu's own
+            split, without a bound. From 40 on, parts begin at multiples of 40.
 
     Example:
         >>> Uniform(min_numel=4).place([Sized("a", 8, 8.0), Sized("b", 6, 6.0)], 2).partitions
@@ -101,98 +100,10 @@ class Uniform(Placement):
         check_count(f"{self.id}: min_numel", self.min_numel, 0)
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        rooms = [table.numel // self.min_numel if self.min_numel else servers for table in tables]
-        counts = [min(servers, max(1, room)) for room in rooms]
-        cut = [index for index, count in enumerate(counts) if count == servers]
-        small = [index for index, count in enumerate(counts) if count < servers]
-        return _deal(tables, servers, [*cut, *_largest_first(tables, small)], counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sharded(Placement):
-    """Large tables cut evenly over all servers, small ones whole on the least loaded: how ranks own a model.
-
-    Servers hold a part of every large table, so that every bucket of a collective exchange keeps every link busy; each
-    part of a small one would cost a frame's header. A table between the two that weighs over 1.5 times a server's mean
-    load is cut into as few parts as weigh no more than that load: whole, it would keep one link busy while the others
-    wait. Where there are such tables, all small ones are dealt out largest first, else in the model's order.
-
-    Args:
-        min_numel: the fewest values of a part, `min` for short. A part of fewer values than the default would spend a
-            fifth of its bytes on its frame's header.
-        align: parts begin at multiples of so many values: whole groups of five, and whole cache lines of packed bytes.
-
-    Example:
-        >>> placed = Sharded().place([Sized("big", 20_000, 20_000), Sized("bias", 10, 320)], 2)
-        >>> [[(part.server, part.start, part.stop) for part in parts] for parts in placed.partitions]
-        [[(0, 0, 10000), (1, 10000, 20000)], [(0, 0, 10)]]
-        >>> placed = Sharded().place([Sized("large", 20_000, 20_000), Sized("bias", 10, 320)], 8)
-        >>> [[part.numel for part in parts] for parts in placed.partitions]
-        [[5000, 5000, 5000, 5000], [10]]
-    """
-
-    id: ClassVar[str] = "sharded"
-    min_numel: int = 4096
-    align: int = _ALIGN
-
-    def __post_init__(self) -> None:
-        check_count(f"{self.id}: min_numel", self.min_numel, 1)
-        check_count(f"{self.id}: align", self.align, 1)
-
-    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        mean = sum(table.nbytes for table in tables) / servers
-        counts = [self._parts(table, servers, mean) for table in tables]
-        cut = [index for index, count in enumerate(counts) if count == servers]
-        rest = [index for index, count in enumerate(counts) if count < servers]
-        if any(counts[index] > 1 for index in rest):
-            rest = _largest_first(tables, rest)
-        return _deal(tables, servers, [*cut, *rest], counts, self.align, weigh_cut=False)
-
-    def _parts(self, table: Sized, servers: int, mean: float) -> int:
-        room = table.numel // self.min_numel
-        if room >= servers:
-            return servers
-        return min(room, math.ceil(table.nbytes / mean)) if room > 1 and table.nbytes > _HEAVY * mean else 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Balanced(Placement):
-    """As `heuristic`, with as many of the largest tables cut evenly over all servers as an even load takes.
-
-    A table in one piece keeps one link busy while the others wait for it: a model of one large layer would travel
-    through the link of its owner alone. Tables are cut one after another, largest first, until no server carries more
-    than it should, and no further, as each piece has a frame of its own.
-
-    Args:
-        excess: that the fullest server may carry, over the mean.
-
-    Example:
-        >>> placed = Balanced().place([Sized("big", 20_000, 20_000), Sized("a", 900, 900), Sized("b", 800, 800)], 2)
-        >>> placed.partitions[0], placed.loads()
-        ((Partition(server=0, start=0, stop=10000), Partition(server=1, start=10000, stop=20000)), (10900.0, 10800.0))
-    """
-
-    id: ClassVar[str] = "balanced"
-    excess: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.excess < math.inf:
-            raise ConfigError(f"{self.id}: excess is {self.excess}; it must be 0 or more, as in 0.1")
-
-    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        order, counts = _largest_first(tables), [1] * len(tables)
-        most = (1 + self.excess) * sum(table.nbytes for table in tables) / servers
-        for index in order:
-            if tables[index].numel < _ALIGN * servers:
-                break  # no room for an aligned piece on every server: it stays whole, and so do all that follow
-            if tables[index].nbytes <= most:
-                placed = _deal(tables, servers, order, counts, _ALIGN)
-                if max(placed.loads()) <= most:
-                    return placed
-            counts[index] = servers
-        return _deal(tables, servers, order, counts, _ALIGN)
+        room = [table.numel // self.min_numel if self.min_numel else servers for table in tables]
+        counts = [max(1, min(servers, parts)) for parts in room]
+        order = sorted(range(len(tables)), key=lambda index: (-tables[index].nbytes / counts[index], index))
+        return _deal(tables, servers, order, counts, _ALIGN if self.min_numel >= _ALIGN else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +149,7 @@ class Rows(Placement):
 POLICIES: Family[Placement] = Family(
     "placement",
     # The first is the default.
-    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Sharded, Balanced, Rows)},
+    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Rows)},
     Placement,
     short={"min": "min_numel"},
 )
@@ -274,42 +185,24 @@ def check_none_idle(placing: Placement, placed: Assignment) -> None:
 
 
 def _deal(
-    tables: Sequence[Sized],
-    servers: int,
-    order: Iterable[int],
-    counts: Sequence[int],
-    align: int | None = None,
-    *,
-    weigh_cut: bool = True,
+    tables: Sequence[Sized], servers: int, order: Iterable[int], counts: Sequence[int], align: int = 1
 ) -> Assignment:
     """Deals tables out in `order`, table i as `counts[i]` even parts on the least loaded servers.
 
-    Equal loads go to the lower number. A table on all servers is a load of about the same weight on each; where
-    `weigh_cut` is False, it counts as none.
+    Equal loads go to the lower number.
     """
     check_placeable(tables, servers)
     loads, partitions = [0.0] * servers, [tuple[Partition, ...]()] * len(tables)
     for index in order:
         lightest = sorted(range(servers), key=loads.__getitem__)[: counts[index]]
         partitions[index] = _cut(tables[index].numel, sorted(lightest), align)
-        if weigh_cut or len(lightest) < servers:
-            for part in partitions[index]:
-                loads[part.server] += tables[index].share(part)
+        for part in partitions[index]:
+            loads[part.server] += tables[index].share(part)
     return Assignment(servers, tuple(tables), tuple(partitions))
 
 
-def _cut(numel: int, among: Sequence[int], align: int | None) -> tuple[Partition, ...]:
-    """A table cut evenly over some servers, at multiples of `align` values; it may be too small for the last ones."""
-    pieces = range(len(among) + 1)
-    if align is None:
-        edges = [numel * piece // len(among) for piece in pieces]
-    else:
-        size = -(-numel // (len(among) * align)) * align
-        edges = [min(piece * size, numel) for piece in pieces]
-    ranges = zip(among, edges[:-1], edges[1:], strict=True)
+def _cut(numel: int, among: Sequence[int], align: int = 1) -> tuple[Partition, ...]:
+    """Cuts a table evenly over some servers, at multiples of `align` values."""
+    edges = [numel * piece // len(among) // align * align for piece in range(len(among))]
+    ranges = zip(among, edges, [*edges[1:], numel], strict=True)
     return tuple(Partition(*part) for part in ranges if part[1] < part[2])
-
-
-def _largest_first(tables: Sequence[Sized], which: Iterable[int] | None = None) -> list[int]:
-    """Table numbers by falling weight; equal weights by rising number."""
-    return sorted(range(len(tables)) if which is None else which, key=lambda index: (-tables[index].nbytes, index))

@@ -113,7 +113,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
             "compression": f"by-shape[small={small}]",
             "local": local,
             "consistency": local.consistency,
-            "placement": "heuristic" if getattr(pushes.scheme, "layout", "") == "tiles" else "balanced",
+            "placement": "heuristic" if getattr(pushes.scheme, "layout", "") == "tiles" else "uniform[min=4096]",
             "reduce": reduce,
         }
 

@@ -245,7 +245,7 @@ def test_state_format_and_merge(saved: Ranks) -> None:
         assert shapes == {"0.weight": (3200,), "2.weight": (24000,), "5.weight": (480,)}
         lists = {kind: {name: value.tolist() for name, value in kept[kind].items()} for kind in ("encodes", "owners")}
         assert lists["encodes"] == {"0.weight": [4], "2.weight": [4, 4], "5.weight": [4]}
-        assert lists["owners"] == {"0.weight": [0], "2.weight": [0, 1], "5.weight": [1]}
+        assert lists["owners"] == {"0.weight": [1], "2.weight": [0, 1], "5.weight": [0]}
     assert sorted(ddp.merge(states)["ranks"]) == ["0", "1"]
     with pytest.raises(tw.ConfigError, match="step is 4 and 9"):
         ddp.merge([states[0], {**states[1], "step": 9}])
