@@ -1,4 +1,4 @@
-"""`python -m thinwire` is `thinwire`, which asks for its libraries before it imports them."""
+"""`python -m thinwire` is `thinwire`, which checks for its libraries before it imports them."""
 
 import sys
 
@@ -7,11 +7,11 @@ from thinwire.extras import require
 
 try:
     require("the command thinwire", "typer", "rich")
-except ConfigError as error:  # told as `cli.main` tells all others
+except ConfigError as error:  # printed as `cli.main` prints all others
     sys.stderr.write(f"error: {error}\n")
     sys.exit(2)
 
-from thinwire.cli.main import run  # which imports what was just looked for
+from thinwire.cli.main import run  # imports the libraries just checked
 
 if __name__ == "__main__":
     run()

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's that they are about, however deep below it, or at none."""
+"""Warnings that point at the user's line that caused them, at any depth below it, or at no line."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import sys
 import warnings
 
 _BELOW = frozenset({"thinwire", "torch", "contextlib", "copy", "functools", "pickle", "threading"})
-"""Packages whose lines tell a user nothing."""
+"""Packages whose lines do not help a user."""
 
 
 def caution(text: str) -> None:
-    """Warns, with a UserWarning, at the innermost line that is neither ours nor torch's.
+    """Warns, with a UserWarning, at the innermost line outside of thinwire and torch.
 
     Example:
         >>> import warnings
-        >>> with warnings.catch_warnings(record=True, action="always") as told:
-        ...     caution("one rank alone has nobody to send to")
-        >>> print(told[0].message)
-        one rank alone has nobody to send to
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     caution("one rank alone has no peers")
+        >>> print(caught[0].message)
+        one rank alone has no peers
     """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BELOW:
@@ -26,13 +26,13 @@ def caution(text: str) -> None:
 
 
 def notice(text: str) -> None:
-    """Warns, with a UserWarning that names no line, of what no line has caused: a worker that died, a full disk.
+    """Warns, with a UserWarning that names no line, of events that no line caused: a worker that died, a full disk.
 
     Example:
         >>> import warnings
-        >>> with warnings.catch_warnings(record=True, action="always") as told:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     notice("worker 1 went away")
-        >>> print(told[0].filename, told[0].lineno, told[0].message)
+        >>> print(caught[0].filename, caught[0].lineno, caught[0].message)
         thinwire 0 worker 1 went away
     """
     warnings.warn_explicit(text, UserWarning, "thinwire", 0)

@@ -1,19 +1,19 @@
 """The one exception tree.
 
     ThinwireError
-    ├── ConfigError        what you asked for cannot be: an unknown id or option, a value out of range
+    ├── ConfigError        an invalid configuration: an unknown id or option, a value out of range
     ├── NonFiniteError     a tensor holds NaN or Inf, or a scale would overflow; nothing was changed
     ├── FrameError         bytes that claim to be a frame and are not
-    ├── ProtocolError      a peer broke the conversation: wrong shapes, wrong step, wrong version
+    ├── ProtocolError      a peer broke the protocol: wrong shapes, wrong step, wrong version
     │   ├── SessionLostError  the server no longer knows this worker: start it again
     │   └── ServerStoppedError  a person, or a scheduler, has stopped the server
     ├── TransportError     bytes could not be moved: no server, a broken connection, a port in use
-    │   └── DeadlineError  nobody answered in time
+    │   └── DeadlineError  no answer came in time
     ├── DataError          a data set is missing or damaged
     └── EngineError        a process or a link could not be set up, or died
 
 `ConfigError` and `DataError` are local misuse; `FrameError` and `ProtocolError` are remote misbehaviour.
-A message says what came, what was expected and what to change.
+A message gives the received value, the expected ones and the remedy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import difflib
 
 
 class ThinwireError(Exception):
-    """Anything that thinwire raises on purpose."""
+    """The base of all errors that thinwire raises on purpose."""
 
 
 class ConfigError(ThinwireError, ValueError):
-    """A configuration that cannot be: the message lists what is allowed."""
+    """An invalid configuration: the message lists the allowed values."""
 
 
 class NonFiniteError(ThinwireError, ValueError):
@@ -35,15 +35,15 @@ class NonFiniteError(ThinwireError, ValueError):
 
 
 class FrameError(ThinwireError, ValueError):
-    """Bytes that are not a valid frame. The only exception that decoders let out for bad bytes."""
+    """Bytes that are not a valid frame. The only exception that decoders raise for bad bytes."""
 
 
 class ProtocolError(ThinwireError):
-    """A peer said something that the conversation does not allow."""
+    """A peer sent a message that the protocol does not allow."""
 
 
 class SessionLostError(ProtocolError):
-    """The server no longer knows this worker's session: it was restarted, or went on without this worker."""
+    """The server no longer knows this worker's session: it was restarted, or continued without this worker."""
 
 
 class ServerStoppedError(ProtocolError):
@@ -59,7 +59,7 @@ class DeadlineError(TransportError, TimeoutError):
 
 
 class DataError(ThinwireError):
-    """A data set that is missing or damaged; the message says what to do."""
+    """A data set that is missing or damaged; the message gives the remedy."""
 
 
 class EngineError(ThinwireError, RuntimeError):
@@ -69,7 +69,7 @@ class EngineError(ThinwireError, RuntimeError):
 def check_keys(
     state: collections.abc.Mapping[str, object], keys: collections.abc.Iterable[str], of: str = "the state"
 ) -> None:
-    """Raises ConfigError where a saved state lacks one of these keys, and names it.
+    """Raises ConfigError that names the missing keys where a saved state lacks any of these.
 
     >>> check_keys({"step": 3}, ["step"])
     """
@@ -78,7 +78,7 @@ def check_keys(
 
 
 def guess(word: object, known: collections.abc.Iterable[str]) -> str:
-    """Returns what an unknown name was probably meant for, as a part of a message; nothing where none is near.
+    """Returns the known name nearest to an unknown one, as a part of a message; empty where none is near.
 
     >>> guess("LeNet6", ["mlp", "lenet5"]), guess("x", ["mlp"])
     (" (did you mean 'lenet5'?)", '')

@@ -1,8 +1,8 @@
-"""The libraries that only some of thinwire needs, and the extra that brings each.
+"""The optional libraries of thinwire, and the extra that installs each.
 
-The base install brings what codecs and hooks need. A feature that needs more asks for it here, before it starts
-anything: what is missing is then one sentence with the command that installs it. pip finds the extras of an installed
-thinwire without a package index.
+The base install has the libraries of codecs and hooks. A feature that needs more checks for them here, before it
+starts: the error then names the missing libraries and the command that installs them. pip finds the extras of an
+installed thinwire without a package index.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ EXTRAS = {
     "rich": "cli",
     "typer": "cli",
 }
-"""The extra of pyproject.toml that brings each module."""
+"""The extra of pyproject.toml that installs each module."""
 
 IN_LAB = {
     "codec": frozenset({"dithering", "mqe1", "qsgd", "qsgd-ds", "randomk", "stoch3", "threshold", "truncate"}),
     "design": frozenset({"mqe1", "qsgd-ds", "sparse5", "stoch3"}),
 }
-"""What thinwire-lab brings, a distribution of its own in the folder lab of the repository."""
+"""Names that thinwire-lab adds, a separate distribution in the folder lab of the repository."""
 
 
 def in_lab(kind: str, name: object) -> ConfigError | None:
-    """Returns the error of a name that only thinwire-lab knows; None for any other.
+    """Returns the error for a name that only thinwire-lab knows; None for all other names.
 
     Example:
         >>> print(in_lab("codec", "qsgd"))
@@ -43,12 +43,12 @@ def in_lab(kind: str, name: object) -> ConfigError | None:
 
 
 LAB = "comes with thinwire-lab, which is not installed: pip install ./lab"
-"""The end of a sentence about what the second distribution of this repository brings."""
+"""The end of a message about a feature of the second distribution of this repository."""
 LAB_COMMANDS = frozenset({"demo", "train", "run", "worker", "compare", "reproduce", "bench", "race", "chaos"})
 
 
 def missing(what: str, *modules: str) -> ConfigError:
-    """Returns the error of `what`, which needs modules that are not installed.
+    """Returns the error for `what`, which needs modules that are not installed.
 
     Example:
         >>> print(missing("a parameter server", "grpc"))
@@ -62,14 +62,14 @@ def missing(what: str, *modules: str) -> ConfigError:
 
 
 def require(what: str, *modules: str) -> None:
-    """Checks that modules are installed, and imports none.
+    """Checks that modules are installed, without importing them.
 
     Args:
-        what: who needs them, as a sentence begins.
+        what: the feature that needs them, as the start of a sentence.
         modules: names in `EXTRAS`.
 
     Raises:
-        ConfigError: one is not installed; all that are not are named.
+        ConfigError: one or more are not installed; the message names them.
     """
     if absent := [module for module in modules if not _found(module)]:
         raise missing(what, *absent)
@@ -78,7 +78,7 @@ def require(what: str, *modules: str) -> None:
 def _found(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # as whoever refuses the module says it
+    except ModuleNotFoundError:  # import hooks that refuse a module raise it
         return False
 
 
@@ -87,7 +87,7 @@ class LazyModule:
 
     Args:
         name: the module's full name.
-        what: who needs it, where it may not be installed.
+        what: the feature that needs it, if it may not be installed.
     """
 
     def __init__(self, name: str, what: str = "") -> None:
@@ -98,16 +98,16 @@ class LazyModule:
             module = import_module(self._name)
         except ModuleNotFoundError as error:
             if error.name != self._name or self._name not in EXTRAS:
-                raise  # another module's, which thinwire's command line knows by its name
+                raise  # another module is missing; thinwire's command line reports it by name
             raise missing(self._what, self._name) from error
         value = getattr(module, attribute)
-        if self._name in EXTRAS:  # kept: a server reads grpc's names with every message
+        if self._name in EXTRAS:  # cached: a server reads grpc's names for every message
             setattr(self, attribute, value)
         return value
 
 
 def optional(module: str, what: str) -> Any:
-    """Returns what stands for a module of `EXTRAS` until `what` uses it.
+    """Returns a placeholder for a module of `EXTRAS` that imports it when `what` first uses it.
 
     Example:
         >>> grpc = optional("grpc", "a parameter server")

@@ -1,4 +1,4 @@
-"""What users write: an id with options in brackets, as in `3lc[s=1.75]` or `diloco[h=30,codec=3lc[s=1.5]]`."""
+"""Parses names: an id with options in brackets, as in `3lc[s=1.75]` or `diloco[h=30,codec=3lc[s=1.5]]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLES = {
 }
 _FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|(?<=[a-z0-9])\[[^\[\]]*\])*)\])?$")
 MAX_NAME = 2000
-"""Characters of a name that a person has written."""
+"""The most characters of a name."""
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma between options, not one within the brackets of an option's value, as in `diloco[codec=topk[k=2,seed=1]]`."""
 
@@ -40,7 +40,7 @@ DESIGNS = frozenset(
         *("mem-sgd-topk", "mps", "sparseloco", "streaming-diloco", "topk-sgd", "update"),
     }
 )
-"""Ids of shipped designs that are no codec's: where a codec is expected, the error says which call takes them."""
+"""Ids of shipped designs that are not codec ids: where a codec is expected, the error names the call that takes it."""
 
 
 def parse_name(
@@ -49,13 +49,13 @@ def parse_name(
     """Returns the id and the options of a name.
 
     Args:
-        name: as a user wrote it.
-        what: the kind of thing, for messages.
+        name: of a codec, design or policy.
+        what: the kind of name, for messages.
         short: abbreviations of option names; by default those of codecs and designs.
-        bare: the option that a lone value means, as in `backup[1]`.
+        bare: the option of a value without a name, as in `backup[1]`.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: the name has another form.
 
     Example:
         >>> parse_name("ssp[staleness=5,mode=passive]", "consistency")
@@ -89,10 +89,10 @@ def parse_name(
 
 
 def _value(text: str) -> Any:
-    """Numbers, true, false and null as in JSON, None as in Python; anything else is a string."""
+    """Returns an option's value: numbers, true, false and null as in JSON, None as in Python, all else as a string."""
     if text == "None":
         return None
     try:
         return json.loads(text.lower())
-    except (ValueError, RecursionError):  # no JSON, or a number of too many digits
+    except (ValueError, RecursionError):  # not JSON, or a number of too many digits
         return text

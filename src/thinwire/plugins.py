@@ -1,4 +1,4 @@
-"""What other packages offer under our entry points: loaded one by one, so that a broken one spoils nothing else."""
+"""Loads other packages' objects under our entry points, one by one, so that a broken one affects no other."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from thinwire.errors import ConfigError
 
 
 def load(point: EntryPoint, kind: type | None = None) -> Any:
-    """Returns what an entry point names.
+    """Returns the object of an entry point.
 
     Args:
         point: of the package.
-        kind: the class that what it names derives from; None: it may be anything that can be called.
+        kind: the base class of the object, which is a class; None: any callable.
 
     Raises:
-        ConfigError: it cannot be loaded, or is something else; the message names the package.
+        ConfigError: the object cannot be loaded, or is of another kind; the message names the package.
     """
     package = "" if point.dist is None else f" of the package {point.dist.name!r}"
     try:
         found = point.load()
-    except Exception as error:  # whatever another package does when it is imported
+    except Exception as error:  # the import of another package may raise any
         raise ConfigError(
             f"{point.name!r} ({point.group}){package} cannot be loaded from {point.value}: {type(error).__name__}: "
             f"{error}. Mend that package, or uninstall it"
@@ -39,9 +39,9 @@ def load(point: EntryPoint, kind: type | None = None) -> Any:
 
 @cache
 def load_or_warn(point: EntryPoint, kind: type | None = None) -> Any:
-    """As `load`, where somebody else may have been asked for: None and a warning, once, of what cannot be loaded."""
+    """As `load`, for objects that the caller may not need: warns once and returns None if loading fails."""
     try:
         return load(point, kind)
     except ConfigError as error:
-        caution(f"{error}. All else goes on without it")
+        caution(f"{error}. thinwire continues without it")
         return None

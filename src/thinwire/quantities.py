@@ -1,10 +1,10 @@
-"""Rates, times and sizes in words, for people."""
+"""Rates, times and sizes as text for people."""
 
 from __future__ import annotations
 
 
 def rate_text(bps: float, digits: int = 3) -> str:
-    """Returns bits per second with so many digits that count.
+    """Returns bits per second with `digits` significant digits.
 
     >>> [rate_text(each) for each in (340e6, 1.234e9, 5.5e5)], rate_text(1.234e9, 2)
     (['340 Mbit/s', '1.23 Gbit/s', '550 kbit/s'], '1.2 Gbit/s')
@@ -14,7 +14,7 @@ def rate_text(bps: float, digits: int = 3) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns seconds in a unit that fits, three digits that count: minutes from two on, and hours from two on.
+    """Returns seconds in a suitable unit, with three significant digits: minutes from two on, and hours from two on.
 
     >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05, 0.9997, 119.97, 7260.0)]
     ['12 s', '12.3 ms', '42 µs', '1 s', '2 min', '2.02 h']
@@ -26,7 +26,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def ms_text(seconds: float) -> str:
-    """Returns seconds as milliseconds with three digits that count, for times that stand beside each other.
+    """Returns seconds as milliseconds with three significant digits, for columns of times.
 
     >>> [ms_text(each) for each in (0.0093712, 2.774, 5.5e-5)]
     ['9.37 ms', '2770 ms', '0.055 ms']
@@ -35,11 +35,11 @@ def ms_text(seconds: float) -> str:
 
 
 def moment_text(clock: int, steps: int) -> str:
-    """Returns where a training is after so many exchanges, in words: at a step only where every step has one.
+    """Returns a training's position as text: a step if every step has an exchange, else an exchange.
 
     Args:
-        clock: exchanges so far.
-        steps: from one exchange to the next.
+        clock: number of exchanges so far.
+        steps: number of steps from one exchange to the next.
 
     >>> moment_text(1500, 1), moment_text(15, 4)
     ('step 1,500', 'exchange 15 (one in 4 steps)')
@@ -48,7 +48,7 @@ def moment_text(clock: int, steps: int) -> str:
 
 
 def nbytes_text(nbytes: float) -> str:
-    """Returns a number of bytes with three digits that count.
+    """Returns a number of bytes with three significant digits.
 
     >>> nbytes_text(1234567), nbytes_text(999_700), nbytes_text(2.5), nbytes_text(float("nan"))
     ('1.23 MB', '1 MB', '2 B', 'nan B')
@@ -63,7 +63,7 @@ _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def counted(count: int, what: str) -> str:
-    """Returns a number of things as people say it.
+    """Returns a number and its noun, singular or plural.
 
     >>> counted(1, "worker"), counted(1024, "worker")
     ('1 worker', '1,024 workers')
@@ -72,7 +72,7 @@ def counted(count: int, what: str) -> str:
 
 
 def number_text(value: float | None, form: str = "g", unit: str = "") -> str:
-    """Returns a number as `format` writes it, with its unit behind it; – where there is none.
+    """Returns a number as `format` writes it, followed by its unit; – for None.
 
     >>> number_text(1.25), number_text(0.5, ".0%"), number_text(1.25, ".1f", "×"), number_text(None, unit="×")
     ('1.25', '50%', '1.2×', '–')
@@ -81,11 +81,11 @@ def number_text(value: float | None, form: str = "g", unit: str = "") -> str:
 
 
 MAX_TEXT = 2000
-"""Characters of a peer's text: the answer to a large message must not be larger still."""
+"""The most characters of a peer's text: the answer to a large message must not be larger than the message."""
 
 
 def plain_text(text: str) -> str:
-    """Returns a peer's text as people may see it: one line of printable characters, cut where it is long.
+    """Returns a peer's text in printable form: one line of printable characters, shortened if it is long.
 
     >>> plain_text("no\\nsuch \\x1b[31mfile"), len(plain_text("x" * 9000))
     ('no such ?[31mfile', 2002)

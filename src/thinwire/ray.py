@@ -6,7 +6,7 @@ Example::
         opt = tw.distribute(model, optimizer, server=servers, rank=rank, workers=4)
         ...
 
-    losses = tw.ray.launch(train, workers=4, address="auto", insecure=True)     # what each returned, by rank
+    losses = tw.ray.launch(train, workers=4, address="auto", insecure=True)     # the results, by rank
 """
 
 from __future__ import annotations
@@ -44,35 +44,36 @@ def launch(
     min_workers: int | None = None,
     on_event: OnEvent = lambda process, event: None,
 ) -> list[T]:
-    """Trains with a function of one's own as workers on a Ray cluster, beside parameter servers that Ray starts, too.
+    """Runs a training function as workers on a Ray cluster, together with parameter servers.
 
-    Servers and workers are actors in a placement group, spread over the nodes. An actor that dies is started again by
-    Ray; the function is then called again, and goes on where the others are (`tw.distribute(resume=…)` says how).
+    Servers and workers are actors in a placement group, spread over the nodes. Ray restarts an actor that dies; the
+    function is then called again, and continues with the other workers (see `tw.distribute(resume=…)`).
 
     Args:
-        train: called as `train(rank, addresses)` in each worker's actor; gives them to `tw.distribute(server=…)`.
-        workers: how many.
-        servers: how many shards hold the model.
-        address: of the Ray cluster, `auto` or `host:port`; None: the one that this process is connected to, and else a
-            Ray of this machine alone.
-        certs: a folder of `thinwire certs` that all nodes see, for the servers; a worker's own are
-            `tw.Credentials` of the same folder.
-        insecure: servers on several nodes may go without certificates and tokens.
-        gpus: a GPU for each worker.
-        checkpoint_dir: where servers write checkpoints, on a file system that all nodes see.
-        checkpoint_every: exchanges between two of them.
-        resume: servers go on from the newest there, at the step that the workers ask for.
-        max_restarts: how often Ray starts an actor again; servers need `checkpoint_dir` to remember anything.
-        min_workers: the training goes on while so many workers are left; None: with all of them.
-        on_event: called with a role's name and what happened to it, such as `Restarted`.
+        train: called as `train(rank, addresses)` in each worker's actor; passes the addresses to
+            `tw.distribute(server=…)`.
+        workers: number of workers.
+        servers: number of shards that hold the model.
+        address: of the Ray cluster, `auto` or `host:port`; None: the cluster that this process is connected to, or
+            without one a new Ray on this machine.
+        certs: a folder of `thinwire certs` that all nodes can read, for the servers; workers take `tw.Credentials` of
+            the same folder.
+        insecure: allows servers on several nodes without certificates and tokens.
+        gpus: reserves a GPU for each worker.
+        checkpoint_dir: the servers' folder for checkpoints, on a file system that all nodes share.
+        checkpoint_every: number of exchanges between two checkpoints.
+        resume: servers continue from the newest checkpoint, at the step that the workers choose.
+        max_restarts: number of restarts of an actor; without `checkpoint_dir` a server loses its state.
+        min_workers: the fewest workers with which the training continues; None: all.
+        on_event: called with a role's name and an event, such as `Restarted`.
 
     Returns:
-        What `train` returned, by rank; of a worker that was lost, nothing.
+        The results of `train`, by rank, without lost workers.
 
     Raises:
-        ConfigError: Ray is not installed; several nodes and neither `certs` nor `insecure`; no file can be written in
-            `checkpoint_dir`, or it holds another training's, and `resume` was not asked for.
-        EngineError: no cluster, no room in it, or a role failed for good; the message has its last lines.
+        ConfigError: Ray is not installed; several nodes and neither `certs` nor `insecure`; `checkpoint_dir` cannot be
+            written, or it holds another training's checkpoints without `resume`.
+        EngineError: no cluster, no room in it, or a role failed too often; the message has its last lines.
 
     Example::
 
@@ -94,7 +95,7 @@ def launch(
     cluster = RayCluster(address=address, certs=None if certs is None else Path(certs), insecure=insecure)
     cluster.check()
     if checkpoint_dir is None and resume:
-        raise ConfigError("resume=True goes on from the servers' checkpoints: say where with checkpoint_dir=…")
+        raise ConfigError("resume=True continues from the servers' checkpoints: name their folder, checkpoint_dir=…")
     kept = None
     if checkpoint_dir is not None:
         kept = CheckpointFolder(folder=Path(checkpoint_dir).resolve(), every=checkpoint_every, resume=resume)

@@ -1,4 +1,4 @@
-"""Saved states: read as typed records, and checked whole before anything changes."""
+"""Saved states: read as typed records, and checked completely before a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A number of steps, ranks or values."""
 Version = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
-"""The version of a table; −1 where there is none yet."""
+"""The version of a table; −1 before the first."""
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither NaN nor Inf."""
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
@@ -30,13 +30,13 @@ def read(kind: type[Record], state: object, of: str) -> Record:
     """Returns a saved state as a record of a type; tensors are not copied.
 
     Args:
-        kind: a `msgspec.Struct` or a type made of those, `torch.Tensor` (which takes arrays as well), `Count`, `Finite`
+        kind: a `msgspec.Struct` or a type made of those, `torch.Tensor` (which also takes arrays), `Count`, `Finite`
             and plain types.
-        state: what a `state_dict()` returned, or anything else.
-        of: whose it is, for the message.
+        state: from a `state_dict()`, or anything else.
+        of: its owner, for the message.
 
     Raises:
-        ConfigError: it is not of this type, or a tensor of floating-point numbers holds NaN or Inf.
+        ConfigError: the state is not of this type, or a tensor of floating-point numbers holds NaN or Inf.
 
     Example:
         >>> class Residual(msgspec.Struct):
@@ -67,12 +67,12 @@ def _tensor(kind: type, value: object) -> torch.Tensor:
 
 
 def check_sizes(found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], of: str) -> None:
-    """Raises ConfigError where tensors are not those of a model: the names differ, a size, or one holds no floats.
+    """Raises ConfigError where tensors do not fit a model: names or sizes differ, or a tensor does not hold floats.
 
     Args:
-        found: what a state has.
+        found: a state's tensors.
         sizes: numbers of values, by name.
-        of: what the tensors are, for the message.
+        of: the kind of tensors, for the message.
     """
     there = {name: each.numel() if each.is_floating_point() else str(each.dtype) for name, each in found.items()}
     if wrong := sorted(name for name in {*sizes, *there} if sizes.get(name) != there.get(name))[:4]:
@@ -87,9 +87,9 @@ def check_groups(found: object, groups: Sequence[Mapping[str, Any]], of: str, re
     """Raises ConfigError where parameter groups do not fit an optimizer's.
 
     Args:
-        found: what a state has.
-        groups: the optimizer's own, whose options are of the same kinds; schedulers and scripts may add some.
-        of: whose they are, for the message.
+        found: a state's parameter groups.
+        groups: the optimizer's own; a saved option must be of the same kind, and further options are allowed.
+        of: the owner, for the message.
         required: options that every saved group has.
     """
     if not isinstance(found, list) or len(found) != len(groups):
@@ -108,7 +108,7 @@ def check_groups(found: object, groups: Sequence[Mapping[str, Any]], of: str, re
 
 
 def _is_like(value: object, own: object) -> bool:
-    """Whether a saved option is finite plain data, of a number's kind where the optimizer's own option is one."""
+    """Whether a saved option is finite plain data, and a number if the optimizer's own option is one."""
     if isinstance(value, tuple | list):
         others = own if isinstance(own, tuple | list) and len(own) == len(value) else [None] * len(value)
         return (own is None or isinstance(own, tuple | list)) and all(map(_is_like, value, others))
@@ -128,15 +128,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> 
 
 @contextmanager
 def loaded(optimizer: torch.optim.Optimizer, state: object, of: str) -> Iterator[None]:
-    """Within the block an optimizer has a saved state; where the block raises, it goes back to its own.
+    """Gives an optimizer a saved state within the block; restores its own state if the block raises.
 
     Args:
-        optimizer: of any kind; one that keeps its state in a way of its own is asked to load it, and to go back.
-        state: what its `state_dict()` returned.
-        of: whose it is, for the message.
+        optimizer: of any kind; its own methods load and restore a state that does not have torch's form.
+        state: from its `state_dict()`.
+        of: its owner, for the message.
 
     Raises:
-        ConfigError: it is not a state of this optimizer.
+        ConfigError: the state is not one of this optimizer.
     """
     if not isinstance(state, dict):
         raise ConfigError(f"the state of {of} is damaged: it is a {type(state).__name__}")
@@ -146,7 +146,7 @@ def loaded(optimizer: torch.optim.Optimizer, state: object, of: str) -> Iterator
     try:
         try:
             optimizer.load_state_dict(state)
-        except Exception as error:  # an optimizer raises anything
+        except Exception as error:  # an optimizer may raise any
             raise ConfigError(
                 f"the state of {of} is not one of this optimizer: {type(error).__name__}: {error}"
             ) from error
@@ -180,7 +180,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether every tensor of its state is a scalar or has its parameter's shape."""
+    """Whether every tensor of an optimizer's state is a scalar or has its parameter's shape."""
     return type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ not in (
         "Adafactor",
         "LBFGS",

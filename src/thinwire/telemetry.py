@@ -1,6 +1,6 @@
-"""Named sums that any station may add to, and the record of one step: of each table, and of what belongs to none.
+"""Named sums that any component may add to, and the records of one step: of each table, and of the whole step.
 
-Both are plain numbers and know nothing of processes or files: whoever owns them decides where the numbers go.
+Both are plain numbers, independent of processes and files: their owner exports them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Counters:
 
 
 WARM_UP_STEPS = 5
-"""Steps in which kernels compile, DDP rebuilds buckets and buffers are made; figures of a training leave them out."""
+"""Steps in which kernels compile, DDP rebuilds buckets and buffers are made; a training's figures exclude them."""
 WARM_UP_EXCHANGES = 2
-"""Exchanges in which kernels compile, where steps come between them: there is a residual from the second on."""
+"""Exchanges in which kernels compile, with several steps between them: residuals exist from the second on."""
 
 
 def warm_up_steps(taken: int) -> int:
-    """Returns how many of a training's first steps its figures leave out: five, at most half, at least one.
+    """Returns how many of a training's first steps its figures exclude: five, at most half, at least one.
 
     >>> [warm_up_steps(taken) for taken in (1, 2, 8, 100)]
     [1, 1, 4, 5]
@@ -54,7 +54,7 @@ def warm_up_steps(taken: int) -> int:
 
 
 class WarmUp:
-    """Sums as they were after each of the first steps, so that a report can leave those steps out.
+    """Sums after each of the first steps, so that a report can exclude those steps.
 
     Example:
         >>> warm_up = WarmUp()
@@ -71,20 +71,20 @@ class WarmUp:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to note."""
+        """Whether all first steps are noted."""
         return len(self._after) >= WARM_UP_STEPS
 
     def note(self, steps: int, sums: Mapping[str, float]) -> None:
-        """Takes the sums as they are after so many steps; more than once does no harm."""
+        """Notes the sums after so many steps; repeated calls are harmless."""
         if steps == len(self._after) + 1 and not self.over:
             self._after.append(dict(sums))
 
     def split(self, steps: int, sums: Mapping[str, float]) -> tuple[int, dict[str, float]]:
-        """Returns how many first steps are left out, and what the others added to the sums.
+        """Returns the number of excluded first steps, and the sums of the other steps.
 
         Args:
             steps: taken so far.
-            sums: as they are now.
+            sums: at present.
         """
         if not steps:
             return 0, {}
@@ -95,14 +95,14 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What one table cost one worker in one step; without a table's name, what belongs to no table.
+    """The cost of one table at one worker in one step; without a table's name, the values of the whole step.
 
-    What a step cost is the sum over its records.
+    The cost of a step is the sum over its records.
 
     Args:
         step: number of the step, from 0.
         table: the table's name; empty in a record of the whole step.
-        numel: how many values it holds.
+        numel: number of values of the table.
         rank: the worker.
         codec: id of the pushes' codec; empty for buffers.
         payload_bytes_push: bytes of codec payload sent.
@@ -110,22 +110,23 @@ class StepRecord:
         encode_s: seconds spent encoding the push.
         decode_s: seconds spent decoding and applying the pull.
         wait_s: seconds that the forward pass waited for this table.
-        staleness: how many updates the model lacked that the gradient was taken from.
-        residual_norm: 2-norm of what was not sent; None where the push keeps no residual.
-        residual_lag: that norm in units of one step's update; None likewise.
-        skipped: the step did not change the table: nobody pushed a gradient of it, or everybody skipped it.
-        time_s: when the step ended, in seconds since 1970 by this worker's clock; 0 where nobody noted it.
+        staleness: number of updates missing in the model of the gradient.
+        residual_norm: 2-norm of the residual; None where the push keeps none.
+        residual_lag: that norm in units of one step's update; None where the push keeps no residual.
+        skipped: the step did not change the table: no worker pushed a gradient of it, or all workers skipped it.
+        time_s: end of the step, in seconds since 1970 by this worker's clock; 0 if not recorded.
         itemsize: bytes of one value in the tensor's own dtype, which uncompressed values would take each way.
         loss: of this worker's training step; in records of the whole step.
-        accuracy: on the test set, 0 … 1; likewise.
-        ways: how many ways the values travel: 1 where averages stay with who made them, as in a reduce-scatter.
-        link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
-        loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; likewise.
-        share: of the values, which part crosses a link each way: less than 1 where ranks average shares of their own.
+        accuracy: on the test set, 0 … 1; in records of the whole step.
+        ways: number of directions in which the values are sent: 1 where averages stay at their owner, as in a
+            reduce-scatter.
+        link_bps: bits per second of the slowest link between ranks at this step; in records of the whole step.
+        loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; in records of the whole step.
+        share: part of the values that crosses a link each way: less than 1 where ranks average shares of their own.
         taken: steps that the worker has taken so far, recorded or not; in records of the whole step, as the next two.
-        wire_nbytes: bytes of all of them, message heads included, as its report counts them.
-        plain_nbytes: what they would be uncompressed.
-        version: with learners that never wait, the version that came; in a record of its own.
+        wire_nbytes: bytes of all these steps, message heads included, as the report counts them.
+        plain_nbytes: bytes of all these steps without compression.
+        version: with learners that never wait, the version that came; in a record by itself.
         learners: rank, inner steps and weight of every contribution in it.
 
     Example:
@@ -164,7 +165,7 @@ class StepRecord:
 
     @classmethod
     def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
-        """Returns a record of what belongs to a step as a whole."""
+        """Returns a record of a whole step."""
         return cls(
             step=step,
             table="",
@@ -178,7 +179,7 @@ class StepRecord:
 
     @property
     def plain_way_nbytes(self) -> int:
-        """What one way would carry of these values in the tensor's own dtype."""
+        """Bytes of these values in one direction, in the tensor's own dtype."""
         return round(self.numel * self.itemsize * self.share)
 
     @property

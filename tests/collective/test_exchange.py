@@ -328,9 +328,9 @@ def test_lag_bound_follows_the_asked_sparsity() -> None:
     assert bound is not None
     update = np.ones(300, np.float32)
     for asked, most in ((1.0, 1.0), (1.5, 1.5), (1.9, 1.9)):
-        bound.ask(asked)
+        bound.limit_sparsity(asked)
         for _ in range(80):
             bound.follow(update, update)
         assert bound.sparsity == pytest.approx(most)
-    bound.ask(1.25)
+    bound.limit_sparsity(1.25)
     assert bound.sparsity == 1.25

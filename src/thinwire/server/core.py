@@ -179,7 +179,7 @@ class ServerCore(ShardMembership):
             raise ProtocolError("a contribution came, and this training's workers send gradients")
         if not self._initialised:
             raise ProtocolError("a contribution came before the initial values")
-        check_range(self.tables, message.tables, frames)
+        check_range(self.tables, message.tables, frames, decodes=self._min_workers is not None)
         made = self._engine.contribute(self._peers[peer].rank, message, frames)
         self._progressed = self._trained = self._began = True
         return self._address(made)
