@@ -7,7 +7,8 @@ delay a merge that this learner could use.
 
     weight = examples · (examples / steps) · (1 + s)^-discount        s: versions since the learner's own
 
-Weights are normalised over the contributions that are merged.
+Weights are normalised over the contributions that are merged. The mean is then scaled by the share of the live learners
+that contributed: many merges of a few learners each move the model as far as few merges of all.
 """
 
 from __future__ import annotations
@@ -207,7 +208,8 @@ class Contributions:
         merges = []
         for index, place in enumerate(places):
             rows = np.flatnonzero(entries["waits"][:, index]).tolist()
-            self._average(place, [(self._learners[row], float(shares[row, index])) for row in rows])
+            here = [(self._learners[row], float(shares[row, index])) for row in rows]
+            self._average(place, here, scale=min(1.0, len(rows) / max(1, len(live))))
             known = [row for row in rows if self._learners[row].is_known]
             merges.append(
                 Merge(
@@ -245,7 +247,8 @@ class Contributions:
 
     def _state(self, live: Collection[int]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns by tensor whether a quorum has contributed, whether all have, and whether all have ended."""
-        here = [row for row, each in enumerate(self._learners) if each.is_known and each.rank in live]
+        alive = frozenset(live)
+        here = [row for row, each in enumerate(self._learners) if each.is_known and each.rank in alive]
         waits, ended = self._entries["waits"], self._entries["ended"]
         num_in = waits.sum(0)
         num_missing = (~(waits | ended)[here]).sum(0) + len(live) - len(here)
@@ -260,8 +263,8 @@ class Contributions:
         window: NDArray[np.float64] = np.clip(next_at - now, 0.0, self._policy.grace)
         return window
 
-    def _average(self, place: int, here: Sequence[tuple[Learner, float]]) -> None:
-        """Writes one tensor's mean."""
+    def _average(self, place: int, here: Sequence[tuple[Learner, float]], *, scale: float) -> None:
+        """Writes one tensor's mean, times `scale`."""
         total, length = self._sums[place], 0.0
         total[...] = 0
         for learner, share in here:
@@ -270,10 +273,10 @@ class Contributions:
                 norm = float(np.linalg.norm(change))
                 length += share * norm
                 change /= max(norm, float(np.finfo(np.float32).tiny))
-            change *= np.float32(share)
+            change *= np.float32(share if self._radial[place] else share * scale)
             total += change
         if self._radial[place] and (norm := float(np.linalg.norm(total))) > 0:
-            total *= np.float32(length / norm)
+            total *= np.float32(scale * length / norm)
 
     def _decoded(self, learner: Learner, place: int) -> FloatArray:
         """Returns the sum of one learner's contributions to a tensor, and drops them."""
