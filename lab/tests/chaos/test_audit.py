@@ -43,12 +43,17 @@ def audited(entries: Sequence[AnyEntry]) -> Audit:
 def test_what_is_wrong_is_found_and_what_is_right_is_not() -> None:
     twice: list[AnyEntry] = [took(0, 0), took(1, 0), updated(1), took(0, 1), took(1, 1), updated(2)]
     backup, asp = plan(consistency="backup[1]"), plan(consistency="asp")
+    quorum, joined = plan(consistency="quorum[1]"), Joined(at=1.0, rank=1)
     cases: dict[str, tuple[list[AnyEntry], list[str]]] = {
         "in peace": ([*plan(), *twice], []),
         "one died after its gradient": ([*plan(), took(1, 0), took(0, 0), updated(1, 0, 1)], []),
         "everybody skips": ([*plan(), took(0, 0), took(1, 0), updated(1, -1)], []),
         "a late one, with backup workers": ([*backup, took(0, 0), updated(1, 0), took(1, 0)], []),
         "single pushes": ([*asp, took(1, 0), updated(1, 1), took(1, 1), took(0, 0), updated(2, 0), updated(3, 1)], []),
+        "merges": ([*quorum, took(1, 4), took(1, 8), updated(1, 1), took(0, 9), took(0, 9), updated(2, 0)], []),
+        "a merge of a dead learner's": ([*quorum, took(0, 4), took(1, 4), joined, updated(1, 0)], []),
+        "nothing to merge": ([*quorum, took(0, 4), updated(1, 0), updated(2, 0)], ["names learner 0, who contributed"]),
+        "not merged": ([*quorum, took(0, 4), took(1, 4), updated(1, 0)], ["lacks what learner 1 had contributed"]),
         "a server that goes back": ([*plan(), *twice, Began(at=2.0, step=1), *twice[3:]], []),
         "nobody's": ([*plan(), took(0, 0), updated(1)], ["names worker 1, whose gradient did not come"]),
         "lost": ([*plan(), took(0, 0), took(1, 0), updated(1, 0)], ["lacks worker 1's gradient, which had come"]),

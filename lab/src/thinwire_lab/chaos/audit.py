@@ -2,6 +2,9 @@
 
 Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
 the workers that it names, each once. The audit counts missing gradients, and updates made again after a restart.
+
+Learners that never wait count their own steps: an update is of all that came since the one before. One that died is not
+named, though its last contributions count.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from thinwire.policies.consistency import consistency
-from thinwire.runtime.journal import AnyEntry, Began, Planned, Took, Updated
+from thinwire.runtime.journal import AnyEntry, Began, Joined, Planned, Took, Updated
 
 MAX_PROBLEMS = 20
 NOBODY = (-1,)  # the ranks of an update that everybody skips
@@ -28,9 +31,10 @@ class Audit:
         self._missing: Counter[int] = Counter()
         self._late: Counter[int] = Counter()
         self._without: dict[int, set[tuple[int, int]]] = defaultdict(set)
-        self._immediate = False
+        self._immediate = self._decoupled = False
         self._versions: dict[int, int] = {}
         self._come: dict[int, dict[int, Counter[int]]] = {}
+        self._newest: dict[tuple[int, int], int] = {}  # by table and learner: the inner steps of what came last
 
     @property
     def missing(self) -> float:
@@ -56,6 +60,10 @@ class Audit:
                 self._come = {table: defaultdict(Counter) for table in self._versions}
             case Planned():
                 self._plan(entry)
+            case Joined() if self._decoupled:
+                self._forget(entry.rank)
+            case Took() if self._decoupled:
+                self._contribute(entry)
             case Took():
                 self._take(entry)
             case Updated():
@@ -63,7 +71,7 @@ class Audit:
 
     def _plan(self, entry: Planned) -> None:
         policy = consistency(entry.consistency)
-        self._workers, self._immediate = entry.workers, policy.immediate
+        self._workers, self._immediate, self._decoupled = entry.workers, policy.immediate, policy.decoupled
         self._versions = {table: self.version for table in range(entry.tables) if table not in entry.state}
         self._come = {table: defaultdict(Counter) for table in self._versions}
 
@@ -87,6 +95,19 @@ class Audit:
             if come[entry.rank] > 1 and not self._immediate:
                 self._say(f"worker {entry.rank} gave two gradients of step {entry.step} for table {table}")
 
+    def _forget(self, rank: int) -> None:
+        """Another process has a rank: it begins to count, and hears nothing of what the one before contributed."""
+        for table, come in self._come.items():
+            come[0].pop(rank, None)
+            self._newest.pop((table, rank), None)
+
+    def _contribute(self, entry: Took) -> None:
+        """Takes what a learner contributed; one that ends without another step contributes nothing."""
+        for table in self._versions.keys() & entry.tables:
+            if entry.step > self._newest.get((table, entry.rank), -1):
+                self._come[table][0][entry.rank] += 1
+                self._newest[table, entry.rank] = entry.step
+
     def _update(self, entry: Updated) -> None:
         for table in entry.tables:
             if table not in self._versions:
@@ -96,6 +117,8 @@ class Audit:
             self._versions[table] = entry.version
             if self._immediate:
                 self._account_single(table, entry)
+            elif self._decoupled:
+                self._account_merge(table, entry)
             else:
                 self._account(table, entry)
         version = min(self._versions.values())
@@ -123,6 +146,14 @@ class Audit:
             come[rank] -= 1
             if come[rank] < 0:
                 self._say(f"update {entry.version} of table {table} is of a gradient of worker {rank} that never came")
+
+    def _account_merge(self, table: int, entry: Updated) -> None:
+        """An update of all that has come: of a learner that is named at least one contribution."""
+        come = set(self._come[table].pop(0, ()))
+        for rank in sorted(set(entry.ranks) - come):
+            self._say(f"update {entry.version} of table {table} names learner {rank}, who contributed nothing")
+        for rank in sorted(come - set(entry.ranks)):
+            self._say(f"update {entry.version} of table {table} lacks what learner {rank} had contributed")
 
     def _reach(self, version: int, at: float) -> None:
         self.version = version

@@ -11,6 +11,7 @@ KINDS = {
     "kill": "a worker is killed (SIGKILL), and the same command started again at once",
     "gone": "a worker is killed for good, and backup workers make up for it",
     "stop": "a worker is frozen (SIGSTOP) and goes on later (SIGCONT)",
+    "throttle": "a worker computes for a third of the time, for a while",
     "cut": "nothing passes a worker's link for a while, either way",
     "cut-out": "nothing that a worker sends arrives for a while",
     "cut-in": "nothing arrives at a worker for a while",
@@ -21,13 +22,14 @@ KINDS = {
 }
 """Names and meanings."""
 
-WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")  # what does not need links that the kernel shapes
-OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
+# what does not need links that the kernel shapes
+WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "throttle", "garbage", "server")
+OF_A_WORKER = ("kill", "gone", "stop", "throttle", "cut", "cut-out", "cut-in", "slow")
 RETURNING = tuple(kind for kind in OF_A_WORKER if kind != "gone")  # one worker is away and takes part again
 OF_THE_SERVER = {"server", "disk"}  # faults that need checkpoints
 EXACT = {"garbage", *OF_THE_SERVER}  # faults that strike no worker: weights stay those of an undisturbed training
 DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0)}
-DURATIONS_S |= {"slow": (1.0, 5.0), "disk": (1.0, 4.0)}
+DURATIONS_S |= {"slow": (1.0, 5.0), "disk": (1.0, 4.0), "throttle": (3.0, 10.0)}
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ PATIENCE_S = 300.0  # how long a worker tries to reach the server: on a busy mac
 SILENCE_S = 300.0  # how long a training may go without an update
 SAMPLE_S = 10.0  # between two looks at the server
 DISK_NBYTES = 8 * 2**20
+THROTTLE_S = 0.6  # a turn of a worker that computes for a third of it
 
 
 class Stuck(EngineError):
@@ -169,12 +170,22 @@ class Stage:
         elif fault.kind == "stop":
             self.engine.signal(name, signal.SIGSTOP)
             self._until_later(rank, fault.seconds, lambda: self.engine.signal(name, signal.SIGCONT))
+        elif fault.kind == "throttle":
+            self._throttle(name, time.time() + fault.seconds)
+            self._until_later(rank, fault.seconds, lambda: self.engine.signal(name, signal.SIGCONT))
         elif self.fabric is None:
             return False
         else:
             self._disturb_link(self.fabric, fault)
         self.happened.append(fault)
         return True
+
+    def _throttle(self, name: str, until: float) -> None:
+        """Freezes a worker for two thirds of each turn, until then."""
+        if time.time() + THROTTLE_S < until and name in self.engine.running:
+            self.engine.signal(name, signal.SIGSTOP)
+            self._later.append((time.time() + THROTTLE_S * 2 / 3, lambda: self.engine.signal(name, signal.SIGCONT)))
+            self._later.append((time.time() + THROTTLE_S, lambda: self._throttle(name, until)))
 
     def _disturb_link(self, fabric: Fabric, fault: Fault) -> None:
         name, rate = _name(fault.rank), self._links.rate

@@ -235,7 +235,8 @@ def all_back(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: i
 def suits(kind: str, name: str) -> bool:
     """Returns whether a design is made for a fault.
 
-    Where no shard has the model, no worker can begin late; `asp` has no steps.
+    Where no shard has the model, no worker can begin late; `asp` has no steps, and learners that never wait have no
+    common ones.
 
     >>> suits("kill", "3lc"), suits("kill", "terngrad"), suits("stop", "terngrad")
     (True, False, True)
@@ -243,7 +244,8 @@ def suits(kind: str, name: str) -> bool:
     chosen = design(name)
     if chosen.downlink == "gradient":
         return kind in KINDS.keys() - {"kill", "server"}
-    return kind not in OF_THE_SERVER or not consistency(chosen.consistency).immediate
+    policy = consistency(chosen.consistency)
+    return kind not in OF_THE_SERVER or not (policy.immediate or policy.decoupled)
 
 
 def suiting(kinds: Sequence[str], name: str) -> list[str]:

@@ -67,6 +67,7 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
     """
     clock, ranks = _Clock(), range(len(steps))
     mades = [learning.training(rank) for rank in ranks]
+    mades[0].copy().backward()  # several threads that load the arithmetic at once can fail
     losses: list[list[float]] = [[] for _ in ranks]
     with MemoryServer(serving(ServerCore(), clock=clock)) as server, ThreadPoolExecutor(len(steps)) as pool:
 
