@@ -37,5 +37,14 @@ MESSAGES: list[s.Message] = [
     s.Resume(step=100, have=(100, 100)),
     s.Ahead(tables=(1, 0), anchor=True),
     s.Contribution(step=48, steps=24, examples=768.0, bases=(3, 4), tables=(0, 1), rates=(0.7, 1.0), ended=True),
-    s.Merged(version=5, tables=(0, 1), ranks=(0, 2), steps=(48, 40), weights=(0.75, 0.25), examples=9e6, ended=True),
+    s.Merged(
+        version=5,
+        tables=(0, 1),
+        ranks=(0, 2),
+        steps=(48, 40),
+        weights=(0.75, 0.25),
+        momentum=(0.95, 0.5),
+        examples=9e6,
+        ended=True,
+    ),
 ]

@@ -9,9 +9,37 @@ and on single operations that every processor rounds equally.
 
 from __future__ import annotations
 
+import math
+from typing import TypeAlias
+
 import torch
 
 from thinwire.errors import ProtocolError
+
+Part: TypeAlias = tuple[float, ...]
+"""The decay and the gain of w in an update that some workers made, or nothing."""
+
+
+def part_of(momentum: float, share: float) -> Part:
+    """Returns the decay and the gain of w in an update that a share of the workers made.
+
+    With w ← decay · w + gain · (s − a), as many such updates as workers make one step of the momentum: w decays as far,
+    and a change has the same effect in the end.
+
+    Args:
+        momentum: m, in (0, 1).
+        share: of the workers, in (0, 1].
+
+    Example:
+        >>> part_of(0.9, 1.0)
+        ()
+        >>> [round(each, 3) for each in part_of(0.9, 0.25)]
+        [0.974, 0.234]
+    """
+    if share >= 1:
+        return ()
+    decay = math.pow(momentum, share)
+    return decay, momentum * (1 - decay) / (1 - momentum)
 
 
 class OuterMomentum:
@@ -51,10 +79,19 @@ class OuterMomentum:
         if self.anchor is None:
             self.begin(values)
 
-    def follow(self, values: torch.Tensor) -> None:
-        """Adds the momentum of an update that led to these values."""
+    def follow(self, values: torch.Tensor, part: Part = ()) -> None:
+        """Adds the momentum of an update that led to these values.
+
+        Args:
+            values: of the table, with the update.
+            part: of an update that some workers made, `part_of`; empty: all workers made it.
+        """
         assert self.anchor is not None and self.ahead is not None
-        self.ahead.add_(values - self.anchor).mul_(self._momentum)
+        if part:
+            decay, gain = part
+            self.ahead.mul_(decay).add_((values - self.anchor).mul_(gain))
+        else:
+            self.ahead.add_(values - self.anchor).mul_(self._momentum)
 
     def load(self, anchor: torch.Tensor, ahead: torch.Tensor) -> None:
         """Continues from another end's state. Raises ProtocolError where the state is not finite."""

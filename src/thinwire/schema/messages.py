@@ -298,6 +298,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         ranks: whose contributions were merged.
         steps: for each of these, the inner steps that its newest merged contribution has.
         weights: of each in the mean; their sum is 1.
+        momentum: decay and gain of the momentum at each end, where some of the learners contributed; else empty.
         examples: that are in the tables so far, of all learners.
         ended: every learner has ended its steps: this is the last version.
         batch: see `BatchSizes`.
@@ -308,6 +309,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ranks: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
+    momentum: tuple[float, ...] = ()
     examples: float = 0.0
     ended: bool = False
     batch: BatchSizes = ()

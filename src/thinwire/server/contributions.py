@@ -50,6 +50,7 @@ class Merge(NamedTuple):
         steps: for each, the inner steps that the learner had taken.
         weights: of each.
         num_merged: how many contributions, those of processes that are gone included.
+        share: of the live learners, how many contributed.
         ended: whether all learners have ended their steps.
     """
 
@@ -57,6 +58,7 @@ class Merge(NamedTuple):
     steps: tuple[int, ...]
     weights: tuple[float, ...]
     num_merged: int
+    share: float
     ended: bool
 
 
@@ -209,7 +211,8 @@ class Contributions:
         for index, place in enumerate(places):
             rows = np.flatnonzero(entries["waits"][:, index]).tolist()
             here = [(self._learners[row], float(shares[row, index])) for row in rows]
-            self._average(place, here, scale=min(1.0, len(rows) / max(1, len(live))))
+            share = min(1.0, len(rows) / max(1, len(live)))
+            self._average(place, here, scale=share)
             known = [row for row in rows if self._learners[row].is_known]
             merges.append(
                 Merge(
@@ -217,6 +220,7 @@ class Contributions:
                     tuple(entries["step"][known, index].tolist()),
                     tuple(shares[known, index].tolist()),
                     len(rows),
+                    share,
                     bool(ended[place]),
                 )
             )

@@ -20,7 +20,7 @@ from thinwire.codecs import Codec, Context, Step
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.optimizers.outer_momentum import OuterMomentum
+from thinwire.optimizers.outer_momentum import OuterMomentum, Part
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, is_batched
 from thinwire.server.copies import Copies, Copy, own_array, unbounded
@@ -155,10 +155,14 @@ class ModelMomentum(ModelDelta):
     ) -> None:
         super().__init__(name, shape, codec, workers, seed=seed)
         self.outer = OuterMomentum(momentum)
+        self.part: Part = ()
+        """Of the update that is published next."""
 
     def sent(self, copy: Copy) -> None:
         super().sent(copy)
-        self.outer.follow(torch.from_numpy(copy.values))  # of all workers: with local updates they go in step
+        self.outer.follow(
+            torch.from_numpy(copy.values), self.part
+        )  # of all workers: with local updates they go in step
 
     def assign(self, values: FloatArray) -> None:
         super().assign(values)

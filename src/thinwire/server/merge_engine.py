@@ -13,10 +13,12 @@ import numpy as np
 
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import Settings
+from thinwire.optimizers.outer_momentum import Part, part_of
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Quorum, consistency
 from thinwire.schema import Contribution, Merged, Plan
 from thinwire.server.contributions import Contributions, Merge
+from thinwire.server.downlinks import ModelMomentum
 from thinwire.server.update_engine import MAX_STEP, UpdateEngine
 from thinwire.server.updates import Outgoing
 
@@ -139,25 +141,30 @@ class MergeEngine(UpdateEngine):
         if changed:
             assert rates is not None
             self._step([self._trained[place] for place in changed], Settings(rates, self.plan.groups))
+        for table, each in zip(tables, merges, strict=True):
+            if isinstance(table.downlink, ModelMomentum):
+                table.downlink.part = part_of(self.plan.momentum_of(table.spec), each.share)
         made = self._encode_together(changed, None)
-        messages: dict[tuple[int, Merge], list[tuple[int, EncodedTensor]]] = {}
+        messages: dict[tuple[int, Merge, Part], list[tuple[int, EncodedTensor]]] = {}
         for place, table, each in zip(places, tables, merges, strict=True):
             sent = table.publish(table.sum if each.num_merged else None, made=made.get(place))
-            messages.setdefault((table.version, each), []).append((self._indices[place], sent))
+            part = table.downlink.part if isinstance(table.downlink, ModelMomentum) else ()
+            messages.setdefault((table.version, each, part), []).append((self._indices[place], sent))
         outgoing: list[Outgoing] = []
-        for (version, each), frames in messages.items():
+        for (version, each, momentum), frames in messages.items():
             frames.sort(key=lambda pair: pair[0])
-            for part in portions([frame for _, frame in frames]):
+            for span in portions([frame for _, frame in frames]):
                 message = Merged(
                     version=version,
-                    tables=tuple(index for index, _ in frames[part]),
+                    tables=tuple(index for index, _ in frames[span]),
                     ranks=each.ranks,
                     steps=each.steps,
                     weights=each.weights,
-                    examples=float(self.contributions.examples[self._places[frames[part][0][0]]]),
+                    momentum=momentum,
+                    examples=float(self.contributions.examples[self._places[frames[span][0][0]]]),
                     ended=each.ended,
                 )
-                outgoing.append(Outgoing(message, tuple(frame for _, frame in frames[part])))
+                outgoing.append(Outgoing(message, tuple(frame for _, frame in frames[span])))
         return outgoing
 
     def state_dict(self) -> dict[str, Any]:

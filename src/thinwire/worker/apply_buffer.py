@@ -7,6 +7,7 @@ from collections import deque
 import msgspec
 
 from thinwire.errors import ProtocolError
+from thinwire.optimizers.outer_momentum import Part
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Changes, Plan
 
@@ -21,6 +22,7 @@ class Update(msgspec.Struct, frozen=True):  # which is made faster than a datacl
         missed: this worker pushed a gradient that came too late for the update.
         rates, options, ranks, base: as in the shard's `Delta`.
         merged: of learners that never wait: the inner steps of this learner's newest contribution in it; -1: none is.
+        momentum: as in the shard's `Merged`.
         ahead: of whole values, what came in two `Ahead`: the anchor, and how far ahead; else nothing.
     """
 
@@ -33,6 +35,7 @@ class Update(msgspec.Struct, frozen=True):  # which is made faster than a datacl
     options: Changes = ()
     base: int = -1
     merged: int = -1
+    momentum: Part = ()
     ahead: tuple[EncodedTensor, ...] = ()
 
 

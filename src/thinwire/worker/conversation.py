@@ -225,9 +225,11 @@ class Conversation:
                 if not len(message.ranks) == len(message.steps) == len(message.weights):
                     raise ProtocolError(f"{len(message.ranks)} ranks and {len(message.steps)} steps in one merge")
                 self.merges.append(message)
+                if len(part := message.momentum) not in (0, 2) or not all(0 <= each <= 1e6 for each in part):
+                    raise ProtocolError(f"a momentum of {part} in one merge")
                 merged = dict(zip(message.ranks, message.steps, strict=True)).get(self.rank, -1)
                 for table, frame in zip(message.tables, frames, strict=True):
-                    self.updates.add(table, Update(message.version, frame, False, merged=merged))
+                    self.updates.add(table, Update(message.version, frame, False, merged=merged, momentum=part))
                 self.over = self.over | {*message.tables} if message.ended else self.over - {*message.tables}
             case Scalars():
                 self._maxima[message.step] = message.values

@@ -71,7 +71,7 @@ class Fragment:
         known = {id(table) for table, _ in done}
         for table, updates in pulled:
             if id(table) in known:
-                table.end_update()
+                table.end_update(updates[0])
             elif updates:
                 table.apply(updates, None, step=step)
 

@@ -283,7 +283,7 @@ class WorkerTable:
         if local_step is None:
             self.begin_update()
             nbytes = self.decode(update.frame, self.values, accumulate=True)
-            self.end_update()
+            self.end_update(update)
         else:
             gradient = torch.empty_like(self.values)
             nbytes = self.decode(update.frame, gradient, accumulate=False)
@@ -295,10 +295,10 @@ class WorkerTable:
         if self.outer is not None:
             self.outer.begin_once(self.values)
 
-    def end_update(self) -> None:
+    def end_update(self, update: Update) -> None:
         """Is told that it was."""
         if self.outer is not None:
-            self.outer.follow(self.values)
+            self.outer.follow(self.values, update.momentum)
 
     def _replace(self, update: Update) -> int:
         """Takes over whole values, and the momentum that came with them; returns the payload's size in bytes."""
