@@ -111,7 +111,7 @@ class Cluster(Processes):
         kept = self.scenario.gives_model or not any(each.kind in ("kill", "kill-at") for each in self.scenario.faults)
         required = self.scenario.checkpoint_every and kept
         require(not (nowhere and required), "common step", f"no process can go back: {nowhere}")
-        somebody_left = any(slot.trained for slot in self.workers)
+        somebody_left = any(slot.trained for slot in self.workers) or any(core.finished for core in cores)
         survives = self.scenario.survives and not self._somebody_left
         require(not survives, "survives", f"all that died came back in time, and {gone}; {failed}")
         may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thinwire.packets import pack
-from thinwire.schema import Acknowledged, Join, Leave, Plan, Push, Scalars, SessionOpen, Values
+from thinwire.packets import EncodedTensor, pack
+from thinwire.schema import Acknowledged, Contribution, Join, Leave, Plan, Push, Scalars, SessionOpen, Values
 
 if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess
@@ -43,3 +44,19 @@ def _damaged(chance: Random, packet: bytes) -> bytes:
     """A packet with one byte changed, in its head or the plan's first bytes, which always shows."""
     at = chance.randrange(0, 4)
     return packet[:at] + bytes([packet[at] ^ chance.randint(1, 255)]) + packet[at + 1 :]
+
+
+def bad_contribution(
+    chance: Random, good: Contribution, frames: tuple[EncodedTensor, ...], before: Contribution | None, h: int
+) -> tuple[str, dict[str, Any]]:
+    """Returns how a contribution that follows another one may be made a bad one, and what its refusal says."""
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("never published", {"bases": tuple(each + 99 for each in good.bases)}),
+        ("tables", {"tables": tuple(each + 99 for each in good.tables)}),
+        ("learning rates", {"rates": (*good.rates, 1.0)}),
+    ]
+    if all(len(frame) for frame in frames):
+        bad += [("examples", {"examples": wrong}) for wrong in (0.0, -1.0, math.nan, math.inf)]
+        if before is not None and h > 1:
+            bad.append(("inner steps lie between", {"step": before.step + h - 1, "ended": False}))
+    return chance.choice(bad)

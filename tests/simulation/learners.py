@@ -5,7 +5,6 @@ What learners contribute, and when, the watch knows by their messages; when a sh
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from random import Random
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from tests.simulation.hostile import bad_contribution
 from tests.simulation.ledgers import (
     Array,
     Book,
@@ -23,6 +23,7 @@ from tests.simulation.ledgers import (
     Violation,
     close,
     contributed_to,
+    has_looked,
     mean_of,
     require,
     values_of,
@@ -56,7 +57,7 @@ class LearnersWatch(Watch):
         self._chance = Random(scenario.seed + 2)
         self._inboxes: dict[Shard, dict[int, Inbox]] = defaultdict(lambda: defaultdict(Inbox))
         self._current: dict[Shard, dict[int, WorkerProcess]] = defaultdict(dict)
-        self._came: tuple[WorkerProcess, Contribution, tuple[EncodedTensor, ...]] | None = None
+        self._came: tuple[Shard, WorkerProcess, Contribution, tuple[EncodedTensor, ...]] | None = None
         self._books: dict[WorkerProcess, dict[tuple[int, int], Book]] = {}
         self._begin: dict[WorkerProcess, int] = {}
         self._merged: dict[tuple[WorkerProcess, int, int, int], int] = {}
@@ -73,14 +74,15 @@ class LearnersWatch(Watch):
         if self.owner is not None and isinstance(message, Contribution):
             if self._chance.random() < BAD_SHARE:
                 self._say_bad(self._shards[index], self.owner, peer, message, frames)
-            self._came = self.owner, message, frames
+            self._came = self._shards[index], self.owner, message, frames
 
     def answers(self, index: int, effects: list[Effect]) -> None:
         shard, came, self._came = self._shards[index], self._came, None
         if shard.replaced:
             self._inboxes.pop(shard, None)
-        if came is not None:
-            who, message, frames = came
+            self._current.pop(shard, None)
+        if came is not None and came[0] is shard:
+            _, who, message, frames = came
             refused = [each for each in effects if isinstance(each, Close) and shard.owners.get(each.peer) is who]
             require(not refused, "refused", f"{who.host.name} contributed {message}, and {refused}")
             for table, base, frame in zip(message.tables, message.bases, frames, strict=True):
@@ -92,7 +94,8 @@ class LearnersWatch(Watch):
                 self._current[shard][who.rank] = who
         super().answers(index, effects)
         if shard.core.plan is not None:
-            self._look(shard)
+            looks = any(isinstance(each, Send) and has_looked(each.message) for each in effects)
+            self._look(shard, looks=came is not None or looks)
 
     def _missing(self, shard: Shard, inbox: Inbox, now: float | None = None) -> list[int]:
         """Returns the ranks that a shard waits for; with a time, without those that died long before."""
@@ -110,14 +113,19 @@ class LearnersWatch(Watch):
         now = who.host.scheduler.now
         return now > self._died.setdefault(who, now) + self._scenario.grace_s + DEAD_S
 
-    def _has_quorum(self, inbox: Inbox, missing: list[int]) -> bool:
-        here = len(inbox.waiting)
-        return 0 < here >= min(self._policy.k, here + len(missing))
+    def _look(self, shard: Shard, *, looks: bool) -> None:
+        """What is due is merged, and no grace window is longer than it may be.
 
-    def _look(self, shard: Shard) -> None:
-        """What is due is merged, and no grace window is longer than it may be."""
+        Args:
+            shard: which.
+            looks: whether it has looked, too. Where a learner has joined, it looks again once that one has begun.
+        """
         core, now = shard.core, shard.core.now()
         members = core._engine.members  # type: ignore[union-attr]
+        current = self._current[shard]
+        comes = any(shard.owners.get(peer) is not current.get(rank) for rank, peer in core.sessions.items())
+        if comes and not looks:
+            return
         known = set(self._current[shard].values())
         changed = self._members.get(shard) != (there := (members.ranks, frozenset(known)))
         self._members[shard] = there
@@ -125,25 +133,26 @@ class LearnersWatch(Watch):
             inbox = self._inboxes[shard][index]
             inbox.last = now if changed else inbox.last
             missing = self._missing(shard, inbox, now)
-            if not self._has_quorum(inbox, missing) or len(members.ranks) < members.least:
+            if len(members.ranks) < members.least:
+                continue
+            if not inbox.has_quorum(self._policy.k, missing):
                 inbox.until = inbox.late = None
                 continue
             if inbox.until is None:
                 inbox.until = now + inbox.window(known, now, self._policy.grace)
-            if not missing or now > inbox.until + MOMENT_S:
+            if not comes and (not missing or now > inbox.until + MOMENT_S):
                 late = inbox.late = now if inbox.late is None else inbox.late
                 text = f"{table.spec.name} {table.version}: {[w.host.name for w in inbox.waiting]}, due at {late}"
                 require(now <= late + MOMENT_S, "merged late", f"{text}, are not merged at {now}; {missing} are not in")
 
     def _aggregate(self, shard: Shard, index: int, clock: int, delta: Any) -> Array | None:
         """The mean that a version must be made of, and whether it may be made now."""
-        assert isinstance(delta, Merged)
         inbox, now, name = self._inboxes[shard][index], shard.core.now(), shard.core.tables[index].spec.name
         missing, until = self._missing(shard, inbox), inbox.until
         known = set(self._current[shard].values())
         text = f"{name} {clock}: {[w.host.name for w in inbox.waiting]} are merged at {now}, {missing} are not in"
         if not delta.ended:
-            require(self._has_quorum(inbox, missing), "quorum", text)
+            require(inbox.has_quorum(self._policy.k, missing), "quorum", text)
             if until is None:
                 until = now + inbox.window(known, now, self._policy.grace)
             require(not missing or now >= until - MOMENT_S, "merged early", f"{text}; the window ends at {until}")
@@ -177,16 +186,7 @@ class LearnersWatch(Watch):
     def _say_bad(self, shard: Shard, who: WorkerProcess, peer: int, good: Contribution, frames: Any) -> None:
         """A shard refuses by name what is wrong, and nothing changes."""
         core, before = shard.core, self._inboxes[shard][good.tables[0]].newest.get(who)
-        bad: list[tuple[str, dict[str, Any]]] = [
-            ("never published", {"bases": tuple(each + 99 for each in good.bases)}),
-            ("tables", {"tables": tuple(each + 99 for each in good.tables)}),
-            ("learning rates", {"rates": (*good.rates, 1.0)}),
-        ]
-        if all(len(frame) for frame in frames):
-            bad += [("examples", {"examples": wrong}) for wrong in (0.0, -1.0, math.nan, math.inf)]
-            if before is not None and self._policy.h > 1:
-                bad.append(("inner steps lie between", {"step": before.step + self._policy.h - 1, "ended": False}))
-        said, changes = self._chance.choice(bad)
+        said, changes = bad_contribution(self._chance, good, frames, before, self._policy.h)
         state = contributed_to(core)
         assert core.plan is not None
         again = Join(rank=who.rank, plan=core.plan)

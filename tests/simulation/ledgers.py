@@ -15,7 +15,7 @@ from thinwire.codecs import decode
 from thinwire.local.decoupled import LearnerTensor
 from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.schema import Contribution, Delta, Merged, Message, Push
+from thinwire.schema import Contribution, Delta, Members, Merged, Message, Push, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.merge_engine import MergeEngine
 from thinwire.worker.table import WorkerTable
@@ -182,6 +182,11 @@ class Inbox:
         self.interval[who] = now - self.came.get(who, -math.inf)
         self.came[who], self.newest[who] = now, message
 
+    def has_quorum(self, k: int, missing: list[int]) -> bool:
+        """Whether enough have contributed, where so many ranks have not."""
+        here = len(self.waiting)
+        return 0 < here >= min(k, here + len(missing))
+
     def shares(self, version: int, discount: float) -> dict[WorkerProcess, float]:
         """Returns each contribution's weight in the version after this one."""
         raw = {w: s.examples**2 / s.steps * (1 + version - s.base) ** -discount for w, s in self.waiting.items()}
@@ -248,3 +253,8 @@ def contributed_to(core: ServerCore) -> object:
     ]
     tables = [(table.version, table.values.numpy().tobytes()) for table in core.tables]
     return learners, each._until.tobytes(), each.examples.tobytes(), tables, core.sessions
+
+
+def has_looked(answer: Message) -> bool:
+    """Whether a shard that says so has looked what is due to be merged."""
+    return isinstance(answer, Welcome | Merged) or (isinstance(answer, Members) and not answer.interrupted)

@@ -198,7 +198,9 @@ def learners(seed: int) -> Scenario:
     )
     given = replaced(given, chance, checkpoint_every=2 if chance.random() < 0.35 else 0)
     sooner = 0.01 * max(given.slower) / (0.25 + 4 * given.latency[1])  # where nobody waits, it is over sooner
-    return replace(given, faults=tuple(replace(each, at=0.1 + sooner * each.at) for each in given.faults))
+    # Before the first contribution, a stranger may bring another training where the only learner is away.
+    faults = [each for each in given.faults if workers > 1 or each.kind != "hostile"]
+    return replace(given, faults=tuple(replace(each, at=0.1 + sooner * each.at) for each in faults))
 
 
 def losing(given: Scenario, chance: Random) -> Scenario:
