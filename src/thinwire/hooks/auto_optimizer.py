@@ -340,7 +340,7 @@ class AutoOptimizer(HeldOptimizer):
         """Looks up attributes of local updates, such as `outer_groups`, if those were chosen."""
         if not name.startswith("_") and self.__dict__.get("_local") is not None:
             return getattr(self._local, name)
-        raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
+        raise AttributeError(f"no {name!r}: without a design, the optimizer has it only if local updates were chosen")
 
     # ---- its state
 

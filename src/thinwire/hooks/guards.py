@@ -168,9 +168,9 @@ class StepGuard:
         held = self._holds(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS) and held:
             raise ConfigError(
-                "LBFGS takes several gradients a step and derives the curvature from their differences; compressed "
-                "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
-                "or AdamW, or train without compression"
+                "LBFGS computes several gradients a step and derives the curvature from their differences, which the "
+                "residuals in compressed gradients distort. Use another optimizer, such as SGD or AdamW, or train "
+                "without compression"
             )
         if held and self._unused:  # its own count until the step ends: a closure may compute them anew
             self._unused_at_step |= self._unused

@@ -80,8 +80,8 @@ class HeldOptimizer(torch.optim.Optimizer):
     def _look_who_steps(self, *_: Any) -> None:
         if not (self._stepping or getattr(self, "closed", False)):
             caution(
-                "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
-                "tw.distribute returned (with a GradScaler, scaler.step of that)"
+                "the inner optimizer has taken a step by itself, which is not exchanged: call step() of the optimizer "
+                "that tw.distribute returned (with a GradScaler, give scaler.step that optimizer)"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
