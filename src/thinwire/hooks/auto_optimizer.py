@@ -60,7 +60,7 @@ class AutoOptimizer(HeldOptimizer):
     the slowest rank's time and the slowest link:
 
     * **local updates**, `design="local-sgd[h=4]"`, or with 8, 16 or 32 steps, the smallest number with which exchanges
-      take at most a quarter of the time. All ranks then copy rank 0's weights and discard the changes of their own
+      take at most a quarter of the time. All ranks then copy rank 0's weights, without the changes of the other ranks'
       measured steps; each rank keeps its moments.
     * **a plain all-reduce** of all gradients, DistributedDataParallel without a hook, if that takes less than a
       tenth of a step. All ranks then copy rank 0's weights and moments.

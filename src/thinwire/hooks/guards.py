@@ -56,7 +56,7 @@ class Gradients:
         self.places = places
 
     def follow(self) -> None:
-        """From the next backward pass on, `emptied` must be exact for each parameter."""
+        """Makes `emptied` exact for each parameter, from the next backward pass on."""
 
     def emptied(self, names: Collection[str]) -> set[str]:
         """Returns the names of parameters with gradients that were zeroed before the backward pass under way."""

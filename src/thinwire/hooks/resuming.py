@@ -176,7 +176,7 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
     if len({keeps for keeps, _ in held}) > 1:
         with_, without = ([rank for rank, (keeps, _) in enumerate(held) if keeps is wanted] for wanted in (True, False))
         raise ConfigError(
-            f"ranks {with_} keep states to go back to (resume=KeptSteps(…)) and ranks {without} do not: give all of "
+            f"ranks {with_} keep states to resume from (resume=KeptSteps(…)) and ranks {without} do not: give all of "
             "them the same kind of resume=…"
         )
     if kept is None:
@@ -211,7 +211,7 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
             "load it into that one, before tw.distribute is called"
             if key == "inner"
             else "with this design the servers run the optimizer and begin its state anew; local updates, as in "
-            "design='update', go on from it where it was loaded before tw.distribute"
+            "design='update', continue with it if it was loaded before tw.distribute"
         )
         raise ConfigError(
             f"the state is one that torch's own optimizer returned: {where}. What tw.distribute returned has a "

@@ -109,7 +109,7 @@ def test_option_changed_after_push_raises_and_next_step_succeeds(option: str) ->
                 opt.zero_grad()
                 loss_of(model, rank, step).backward()
                 opt.param_groups[0][option] = 0.1 * (step + 1)
-                if overlap and rank == 0:  # whose rates count
+                if overlap and rank == 0:  # rank 0's learning rates count
                     with pytest.raises(ConfigError, match=r"between backward\(\) and step\(\)"):
                         opt.step()
                 opt.step()
@@ -151,7 +151,7 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def one_cycle(_rank: int, model: nn.Module, opt: torch.optim.Optimizer) -> Weights:
-    """Nine steps on worker 0's batches with a scheduler of rates and momenta; another weight decay from the fifth."""
+    """Nine steps on worker 0's batches with a scheduler of learning rates and momenta; then another weight decay."""
     scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=[0.1, 0.05], total_steps=9, cycle_momentum=True)
     for step in range(9):
         if step == 4:
