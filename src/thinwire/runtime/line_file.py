@@ -42,9 +42,7 @@ class LineFile:
             whole, why = False, error.strerror or str(error)
         if not whole:
             self._ended = True
-            notice(
-                f"{self._what} are no longer written to {str(self._path)!r}: {why}. Training continues without them"
-            )
+            notice(f"{self._what} are no longer written to {str(self._path)!r}: {why}. Training continues without them")
 
     def close(self) -> None:
         """Closes the file."""
