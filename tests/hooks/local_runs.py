@@ -161,7 +161,7 @@ def assert_resumes(
     optimizer: Callable[[nn.Module], Optimizers] | None = None,
     step: Step = inner_step,
 ) -> tuple[list[dict[str, Any]], ServerCore]:
-    """Two workers and a shard that stop after some steps and go on come to the bits of a run that did not stop.
+    """Checks that two workers and a shard that stop and resume end with the bits of a run that did not stop.
 
     Returns:
         What the workers saved, and the shard.

@@ -86,7 +86,7 @@ def test_second_training_of_model_raises_until_first_ends(servers: list[Server],
         with pytest.raises(ConfigError, match=TAKEN):
             # Nothing listens there: who looked for a server would wait for it.
             tw.distribute(taken, optimizers, server="grpc://127.0.0.1:9", design=design)  # type: ignore[arg-type]
-    before = train(model, first)  # which goes on as if nothing had been
+    before = train(model, first)  # the first training is not disturbed
     first.close()
     with begin(model, servers, design=design) as second:
         assert not torch.equal(before, train(model, second)) and second.steps_done == 1

@@ -36,7 +36,7 @@ def test_session_resumes_only_for_its_peer() -> None:
     for peer in range(4):
         sessions.opened(peer)
         sessions.received(peer, opening)
-    refused = Refused(reason="this session is another worker's: go on with the certificate and rank that began it")
+    refused = Refused(reason="this session is another worker's: continue with the certificate and rank that began it")
     assert notes.ended == [(1, refused), (2, refused), (0, None)], "peer 3 replaces peer 0"
     assert [peer for peer, _ in notes.sent] == [0, 3]
     sessions.received(3, numbered(1))
@@ -122,7 +122,7 @@ def test_session_server_refuses_peer_without_acknowledgements(monkeypatch: pytes
     assert last is not None and kind_of(last) is Refused and b"it did not acknowledge" in last
     [(peer, error)] = cluster.echo.ends
     assert peer == 0 and error is not None and "it did not acknowledge" in error
-    worker = cluster.worker()  # others go on
+    worker = cluster.worker()  # other workers continue
     worker.send(numbered(1))
     assert number_in(worker.receive(5)) == 2
 

@@ -276,7 +276,7 @@ def ninth(training: Training) -> str:
         return shout(training, TOKEN_SCHEME + training.pki.secrets[1], b"x")
 
 
-ANOTHERS = "this session is another worker's: go on with the certificate and rank that began it"
+ANOTHERS = "this session is another worker's: continue with the certificate and rank that began it"
 
 
 def opening(name: str, **said: Any) -> bytes:

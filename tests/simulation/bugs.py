@@ -96,7 +96,7 @@ def _(right: Right, self: WorkerSession, left: float) -> Reconnection:
     return _resume(self, left, repeats)
 
 
-@bug("messages counted that were dropped", WorkerSession, "_look_for_end")
+@bug("messages counted that were dropped", WorkerSession, "_raise_ended")
 def _(right: Right, self: WorkerSession, error: TransportError, arrived: Sequence[bytes | None]) -> None:
     """A worker counts the messages that it drops while it reconnects, which the server then does not repeat."""
     self.buffer.received += sum(packet is not None for packet in arrived)

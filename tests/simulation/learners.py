@@ -172,7 +172,10 @@ class LearnersWatch(Watch):
         require(not told, "merged twice", f"{text}; told are also {told}")
         inbox.waiting.clear()
         inbox.until, inbox.late, inbox.last = None, None, now
-        return mean_of([(each.values, shares[who]) for who, each in waiting.items()], self._policy.merge)
+        live = shard.core._engine.members.ranks  # type: ignore[union-attr]
+        scale = np.float32(min(1.0, len(waiting) / max(1, len(live))))
+        mean = mean_of([(each.values, shares[who]) for who, each in waiting.items()], self._policy.merge)
+        return None if mean is None else mean * scale
 
     def _updated(
         self, shard: Shard, index: int, values: Array, gradient: Array | None, clock: int, delta: Any

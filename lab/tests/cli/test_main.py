@@ -16,7 +16,7 @@ from thinwire.extras import LAB_COMMANDS
 
 Command = Callable[..., Result]
 GROUPS = {
-    "bench": {"codecs", "hooks", "pays", "memory", "sample"},
+    "bench": {"codecs", "decoupled", "goodput", "hooks", "pays", "memory", "sample"},
     "chaos": {"storms"},
 }
 COMMANDS = {"demo", "train", "run", "worker", "compare", "race", "reproduce"}

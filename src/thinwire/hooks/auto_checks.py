@@ -99,13 +99,13 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
     saved = read(SavedChoice, state[KEY], "tw.distribute")
     if saved.optimizer != (here := class_names(optimizer)):
         raise ConfigError(
-            f"the state is of {saved.optimizer}, and this optimizer is {here}: go on with the same class, or begin "
-            "from the model's weights alone"
+            f"the state is of {saved.optimizer}, and this optimizer is {here}: resume with the same class, or start "
+            "from the model's weights"
         )
     if saved.ranks[0] != rank and saved.kind != "plain":
         raise ConfigError(
-            f"the state is of rank {saved.ranks[0]}, and this is rank {rank}: each resumes from its own, which "
-            "holds what its gradients have not sent yet"
+            f"the state is of rank {saved.ranks[0]}, and this is rank {rank}: each rank resumes from its own state, "
+            "which contains its residuals"
         )
     return saved
 
@@ -125,13 +125,13 @@ def connect_and_agree(
     """
     peers = meet(dist.get_process_group_ranks(group), timedelta(seconds=asked.timeout_s), asked.credentials)
     shapes = [list(parameter.shape) for each in optimizer.param_groups for parameter in each["params"]]
-    said = {
+    own = {
         "optimizer": class_names(optimizer),
         "parameters": shapes,
         "resumes": "nothing" if saved is None else f"{saved.name} at step {saved.taken}",
         **{name: value if isinstance(value, int | float | str) else repr(value) for name, value in settings.items()},
     }
-    agree(peers, said, when="call tw.distribute", wanted="all ranks must call tw.distribute with the same arguments")
+    agree(peers, own, when="call tw.distribute", wanted="all ranks must call tw.distribute with the same arguments")
     return peers
 
 
@@ -149,8 +149,8 @@ def warn_of_other_optimizers(inner: torch.optim.Optimizer) -> Callable[[], None]
             warned = True
             caution(
                 f"a {type(optimizer).__name__} has taken a step with parameters that tw.distribute trains with "
-                f"{class_names(mine)}, and the step counts for no exchange: close what tw.distribute returned, and "
-                "give it the new optimizer"
+                f"{class_names(mine)}, and the step is not exchanged: close the optimizer that tw.distribute returned, "
+                "and call tw.distribute with the new one"
             )
 
     stop: Callable[[], None] = register_optimizer_step_post_hook(after_step).remove

@@ -60,7 +60,7 @@ class AutoOptimizer(HeldOptimizer):
     the slowest rank's time and the slowest link:
 
     * **local updates**, `design="local-sgd[h=4]"`, or with 8, 16 or 32 steps, the smallest number with which exchanges
-      take at most a quarter of the time. All ranks then copy rank 0's weights and discard the changes of their own
+      take at most a quarter of the time. All ranks then copy rank 0's weights, without the changes of the other ranks'
       measured steps; each rank keeps its moments.
     * **a plain all-reduce** of all gradients, DistributedDataParallel without a hook, if that takes less than a
       tenth of a step. All ranks then copy rank 0's weights and moments.
@@ -340,7 +340,7 @@ class AutoOptimizer(HeldOptimizer):
         """Looks up attributes of local updates, such as `outer_groups`, if those were chosen."""
         if not name.startswith("_") and self.__dict__.get("_local") is not None:
             return getattr(self._local, name)
-        raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
+        raise AttributeError(f"no {name!r}: without a design, the optimizer has it only if local updates were chosen")
 
     # ---- its state
 

@@ -121,11 +121,11 @@ def _local(
         outer[1]["lr"] /= dist.get_world_size(group)  # buffers are averaged all the same
     shared = SharedParameters(tensors, design.local.fragments, move)
     peers = asked.meet(dist.get_process_group_ranks(group), group)
-    said: dict[str, Any] = asdict(design.local)
+    compared: dict[str, Any] = asdict(design.local)
     if state is None:
-        said |= frozen(model, [each for each in model.parameters() if each.requires_grad])
-    said |= {"thinwire": VERSION, "nonfinite": asked.nonfinite, "reduce": asked.reduce, **settings}
-    ranks.agree(peers, {**said, **described(exchanged)}, **_TOGETHER)
+        compared |= frozen(model, [each for each in model.parameters() if each.requires_grad])
+    compared |= {"thinwire": VERSION, "nonfinite": asked.nonfinite, "reduce": asked.reduce, **settings}
+    ranks.agree(peers, {**compared, **described(exchanged)}, **_TOGETHER)
     core = asked.core(exchanged, peers)
     for tensor in tensors:
         for part, context in core.residuals.pushes(tensor.travels_as).items():
@@ -195,14 +195,14 @@ def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, stat
         ConfigError: on all ranks, if one has no state, a damaged one, or one of another rank or exchange.
     """
     mine = "none" if state is None else _load(opt, state)
-    said = [each.decode() for each in ranks.gather(peers, mine.encode())]
-    for rank, each in enumerate(said):
+    states = [each.decode() for each in ranks.gather(peers, mine.encode())]
+    for rank, each in enumerate(states):
         if each.startswith(_REFUSED):
             raise ConfigError(f"the state that rank {rank} of {peers.size} resumes from is {each}")
-    if len(set(said)) > 1:
+    if len(set(states)) > 1:
         raise ConfigError(
             "the ranks resume from different states, "
-            + ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(said))
+            + ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(states))
             + ". Give all of them resume=… of the newest exchange that every rank has"
         )
     if state is None:

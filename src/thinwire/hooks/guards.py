@@ -56,7 +56,7 @@ class Gradients:
         self.places = places
 
     def follow(self) -> None:
-        """From the next backward pass on, `emptied` must be exact for each parameter."""
+        """Makes `emptied` exact for each parameter, from the next backward pass on."""
 
     def emptied(self, names: Collection[str]) -> set[str]:
         """Returns the names of parameters with gradients that were zeroed before the backward pass under way."""
@@ -172,9 +172,9 @@ class StepGuard:
         held = self._holds(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS) and held:
             raise ConfigError(
-                "LBFGS takes several gradients a step and derives the curvature from their differences; compressed "
-                "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
-                "or AdamW, or train without compression"
+                "LBFGS computes several gradients a step and derives the curvature from their differences, which the "
+                "residuals in compressed gradients distort. Use another optimizer, such as SGD or AdamW, or train "
+                "without compression"
             )
         if held and self._unused:  # its own count until the step ends: a closure may compute them anew
             self._unused_at_step |= self._unused

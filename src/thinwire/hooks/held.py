@@ -43,11 +43,11 @@ class HeldOptimizer(torch.optim.Optimizer):
             )
 
     def _check_rates(self, updates: LocalUpdates) -> None:
-        rates = [float(group["lr"]) for group in self.param_groups]
-        if updates.outer_lr is None and len(set(rates)) > 1:
+        learning_rates = [float(group["lr"]) for group in self.param_groups]
+        if updates.outer_lr is None and len(set(learning_rates)) > 1:
             raise ConfigError(
                 "with outer_lr=null the shared parameters move by the inner optimizer's learning rate, and its groups "
-                f"have {rates}: give all groups one learning rate, or set outer_lr"
+                f"have {learning_rates}: give all groups one learning rate, or set outer_lr"
             )
 
     def _unscale(self) -> None:
@@ -80,8 +80,8 @@ class HeldOptimizer(torch.optim.Optimizer):
     def _look_who_steps(self, *_: Any) -> None:
         if not (self._stepping or getattr(self, "closed", False)):
             caution(
-                "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
-                "tw.distribute returned (with a GradScaler, scaler.step of that)"
+                "the inner optimizer has taken a step by itself, which is not exchanged: call step() of the optimizer "
+                "that tw.distribute returned (with a GradScaler, give scaler.step that optimizer)"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -31,10 +31,10 @@ def forget_what_is_not_finite(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _forget(state: Any) -> None:
-    alike: dict[tuple[torch.Size, torch.device], list[torch.Tensor]] = {}
+    by_shape: dict[tuple[torch.Size, torch.device], list[torch.Tensor]] = {}
     for tensor in _tensors(state):
-        alike.setdefault((tensor.shape, tensor.device), []).append(tensor)
-    for moments in alike.values():
+        by_shape.setdefault((tensor.shape, tensor.device), []).append(tensor)
+    for moments in by_shape.values():
         lost = ~moments[0].isfinite()
         for moment in moments[1:]:
             lost |= ~moment.isfinite()

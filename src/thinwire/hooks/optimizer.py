@@ -249,8 +249,8 @@ class DistributedOptimizer(JoinedOptimizer):
         check_state(state, "contexts", self.param_groups)
         if (rank := state["rank"]) != self._worker.rank:
             raise ConfigError(
-                f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
-                "holds what its gradients have not sent yet"
+                f"the state is of rank {rank}, and this is rank {self._worker.rank}: each rank resumes from its own "
+                "state, which contains its residuals"
             )
         self._worker.check_position(state["position"])  # first: a state of other updates has other residuals
         self._worker.model.check_state(state)

@@ -89,5 +89,5 @@ class OwnBuffers:
             self._began = {}
             caution(
                 f"buffers {', '.join(changed[:4])}{', …' if len(changed) > 4 else ''} began with Inf, are not "
-                "exchanged, and have changed since: models differ by them. Save one worker's for all"
+                "exchanged, and have changed since: models differ in them. Save one worker's for all"
             )

@@ -208,4 +208,4 @@ def completed(procedure: Generator[Any, None, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("nothing is to be sent here")
+    raise AssertionError("a procedure among ranks yields no messages")

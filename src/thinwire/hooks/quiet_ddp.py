@@ -73,9 +73,9 @@ def check_wrapper(model: nn.Module, wrapped: DistributedDataParallel, group: dis
     check_can_disable_allreduce(model, wrapped, group, design)
     if wrapped.find_unused_parameters and not wrapped.static_graph:
         caution(
-            "DistributedDataParallel(find_unused_parameters=True) has ranks tell each other at every step which "
-            "parameters they used, and so wait for each other, which local updates are to save: leave it out (of the "
-            "Trainer: ddp_find_unused_parameters=False)"
+            "DistributedDataParallel(find_unused_parameters=True) makes ranks exchange the names of used parameters, "
+            "and so wait for each other, at every step, which local updates avoid: leave it out (in the Trainer: "
+            "ddp_find_unused_parameters=False)"
         )
 
 
@@ -97,8 +97,8 @@ def check_can_disable_allreduce(
         )
     if any(not isinstance(state, _HookState) for _, state in wrapped._comm_hooks):
         raise ConfigError(
-            "DistributedDataParallel has a communication hook already, and local updates need one that sends nothing: "
-            "leave ddp.compress, or that hook, out"
+            "DistributedDataParallel has a communication hook already, and local updates need a hook that sends no "
+            "gradients: leave ddp.compress, or that hook, out"
         )
 
 

@@ -46,8 +46,8 @@ class Replicas:
             return
         if isinstance(model, torch.jit.ScriptModule):
             raise ConfigError(
-                "a ScriptModule takes no hooks, by which a bare model is averaged: wrap it in DistributedDataParallel "
-                "before tw.distribute, or use torch.compile in place of torch.jit.script"
+                "a ScriptModule supports no hooks, which a bare model needs: wrap it in DistributedDataParallel before "
+                "tw.distribute, or use torch.compile in place of torch.jit.script"
             )
         self.ddp = DistributedDataParallel(inside_compiled(model), process_group=group, **options)
         # In a compiled model, torch would trace into the reducer.

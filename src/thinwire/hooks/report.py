@@ -140,12 +140,12 @@ class Report:
         head += f"; {self.gathered} gathers" if self.gathered else ""
         both = "" if self.received_nbytes is None else f", received {nbytes_text(self.received_nbytes)}"
         bits = f", {self.bits_per_value:.3f} bit a {'gradient ' * bool(self.gathered)}value" * bool(self.bits_per_value)
-        beside = self.uncounted_traffic
+        traffic = self.uncounted_traffic
         lines = [
             f"thinwire: {head}",
             f"  sent a step      {nbytes_text(self.sent_nbytes)}{both}, uncompressed "
             f"{nbytes_text(self.uncompressed_nbytes)}{' each way' * bool(both)}: {self.ratio:.1f}× less over all steps"
-            f"{bits}{beside and f'; beside it {beside}'}",
+            f"{bits}{traffic and f'; not counted: {traffic}'}",
             f"  time a step      encode {ms_text(self.encode_s)}, decode {ms_text(self.decode_s)}, "
             f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
         ]

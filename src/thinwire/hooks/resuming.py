@@ -171,29 +171,29 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
             rank's steps.
     """
     kept = resume if isinstance(resume, Resumable) else None
-    said: list[tuple[bool, tuple[int, ...]]] = [(False, ())] * dist.get_world_size(group)
-    dist.all_gather_object(said, (kept is not None, () if kept is None else kept.steps()), group=group)
-    if len({keeps for keeps, _ in said}) > 1:
-        with_, without = ([rank for rank, (keeps, _) in enumerate(said) if keeps is wanted] for wanted in (True, False))
+    held: list[tuple[bool, tuple[int, ...]]] = [(False, ())] * dist.get_world_size(group)
+    dist.all_gather_object(held, (kept is not None, () if kept is None else kept.steps()), group=group)
+    if len({keeps for keeps, _ in held}) > 1:
+        with_, without = ([rank for rank, (keeps, _) in enumerate(held) if keeps is wanted] for wanted in (True, False))
         raise ConfigError(
-            f"ranks {with_} keep states to go back to (resume=KeptSteps(…)) and ranks {without} do not: give all of "
+            f"ranks {with_} keep states to resume from (resume=KeptSteps(…)) and ranks {without} do not: give all of "
             "them the same kind of resume=…"
         )
     if kept is None:
         return None if resume is None or isinstance(resume, Resumable) else resume
-    if not any(steps for _, steps in said):
+    if not any(steps for _, steps in held):
         return None
-    common = set.intersection(*({*(steps or (0,))} for _, steps in said))  # a rank without states can begin
+    common = set.intersection(*({*(steps or (0,))} for _, steps in held))  # a rank without states can begin
     if not common:
         raise ConfigError(
             "the ranks keep no state of the same exchange: "
             + ", ".join(
                 f"rank {rank}: {', '.join(map(str, steps)) if steps else 'none, it begins'}"
-                for rank, (_, steps) in enumerate(said)
+                for rank, (_, steps) in enumerate(held)
             )
             + ". Begin anew on all ranks, or give all of them resume=… of files of one exchange"
         )
-    return kept.load(max(common)) if said[dist.get_rank(group)][1] else None
+    return kept.load(max(common)) if held[dist.get_rank(group)][1] else None
 
 
 def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -211,7 +211,7 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
             "load it into that one, before tw.distribute is called"
             if key == "inner"
             else "with this design the servers run the optimizer and begin its state anew; local updates, as in "
-            "design='update', go on from it where it was loaded before tw.distribute"
+            "design='update', continue with it if it was loaded before tw.distribute"
         )
         raise ConfigError(
             f"the state is one that torch's own optimizer returned: {where}. What tw.distribute returned has a "
@@ -219,8 +219,8 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
         )
     if key not in state:
         raise ConfigError(
-            f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
-            "cannot take each other's place: start from the model's weights"
+            f"the state lacks {key!r}; it has {', '.join(map(str, state))}. A state with local updates does not fit a "
+            "training without, nor the reverse: start from the model's weights"
         )
     read(SavedOptimizer, state, "an optimizer")
     check_groups(state["param_groups"], groups, "an optimizer")

@@ -210,7 +210,7 @@ def _read(file: Path, kind: str, disk: Disk) -> dict[str, Any]:
     try:
         tensors = load(disk.read(file))
         if _digest(metadata["thinwire"], tensors) != metadata["xxh3"]:
-            raise ValueError("its checksum is that of something else")
+            raise ValueError("its checksum does not match")
         state: dict[str, Any] = put_together(header["state"], tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"checkpoint {str(file)!r} is damaged: {error}") from error

@@ -53,7 +53,7 @@ class CheckpointFolder:
         if there and not self.resume:
             raise ConfigError(
                 f"{str(self.folder)!r} holds checkpoints of an earlier training ({there[0]}, …), which this one would "
-                f"replace: go on from them with {resuming}, or give another folder"
+                f"replace: resume from them with {resuming}, or give another folder"
             )
         for path in files:
             try_out(path, resumes=self.resume)

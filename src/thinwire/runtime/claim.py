@@ -37,21 +37,21 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
     Raises:
         ConfigError: another process writes there.
     """
-    lock, began, told = path.with_name(path.name + LOCK), time.monotonic(), False
+    lock, began, warned = path.with_name(path.name + LOCK), time.monotonic(), False
     with ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(_held(lock))
                 break
             except BlockingIOError:
-                said, waited = f"another process writes checkpoints to {str(path)!r}", time.monotonic() - began
+                reason, waited = f"another process writes checkpoints to {str(path)!r}", time.monotonic() - began
                 if waited >= (LEASE_S if resumes else ENDING_S):
                     raise ConfigError(
-                        f"{said}: wait until that training has ended, or give this one another place"
+                        f"{reason}: wait until that training has ended, or give this one another place"
                     ) from None
-                if waited >= ENDING_S and not told:
-                    told = True
-                    notice(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
+                if waited >= ENDING_S and not warned:
+                    warned = True
+                    notice(f"{reason}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
                 time.sleep(_LOOK_S)
             except OSError:
                 break

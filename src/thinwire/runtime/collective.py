@@ -58,7 +58,7 @@ class CollectiveDriver:
         self.peers = peers
         self.completed = 0.0
         self._counters = {way: Counters() for way in Pass}  # one for each thread
-        self._told = threading.Event()
+        self._peers_informed = threading.Event()
         self._left = self._closed = False
         self._reasons: list[Transfer] = []  # kept until they are read
         self._waiting: list[BucketBuffer] = []
@@ -156,7 +156,7 @@ class CollectiveDriver:
     def raise_failure(self) -> None:
         """Raises the error that ended the training, if any, once the peers have received it: the process may end."""
         if self.failure is not None:
-            self._told.wait(2 * FAREWELL.total_seconds())
+            self._peers_informed.wait(2 * FAREWELL.total_seconds())
             raise self.failure
 
     def check_open(self) -> None:
@@ -195,7 +195,7 @@ class CollectiveDriver:
             finite = self.failure is None and self._core.complete_alone(bucket, values, index, last=last)
         except NonFiniteError as error:
             self.failure = error
-            self._told.set()
+            self._peers_informed.set()
         if finite:
             buffer.fill(values)
         else:
@@ -371,7 +371,7 @@ class CollectiveDriver:
             if not isinstance(error, DeadlineError):
                 self._tell(abort_packet(error), job.tag(way))
         finally:
-            self._told.set()
+            self._peers_informed.set()
 
     def _tell(self, packet: bytearray, tag: int) -> None:
         """Sends every peer the reason, each by itself, and stays until all have left: one that has left needs none."""

@@ -142,10 +142,10 @@ def agree(
         for key in {**first, **other}:
             if found := list(differences(other.get(key), first.get(key), key)):
                 leave(group, FAREWELL)  # the other ranks must read the texts before this rank closes its connections
-                told = ", ".join(
+                listed = ", ".join(
                     f"rank {rank} has {path} = {here} and rank 0 has {there}" for path, here, there in found
                 )
-                raise ProtocolError(f"{told}; {wanted}")
+                raise ProtocolError(f"{listed}; {wanted}")
 
 
 def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S, least_nbytes: int = 0) -> float:

@@ -239,6 +239,6 @@ class WorkerSession:
         if isinstance(message, Refused):
             raise refusal(message)
         if not isinstance(message, SessionAccepted):
-            raise TransportError(f"{self._address} did not take the session up again")
+            raise TransportError(f"{self._address} did not resume the session")
         self.buffer.acknowledge(message.received)
         yield Repeat(self.buffer.unacknowledged)

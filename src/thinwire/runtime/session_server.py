@@ -234,7 +234,9 @@ class SessionServer(Sender):
                 )
             session = self._begin(peer, message.session)
         elif session.identity != self._sender.identity(peer):
-            raise ProtocolError("this session is another worker's: go on with the certificate and rank that began it")
+            raise ProtocolError(
+                "this session is another worker's: continue with the certificate and rank that began it"
+            )
         elif session.ended:
             self._sender.close(peer, session.last)
             return

@@ -105,7 +105,7 @@ def test_option_changed_after_push_raises_and_next_step_succeeds(option: str) ->
                 opt.zero_grad()
                 loss_of(model, rank, step).backward()
                 opt.param_groups[0][option] = 0.1 * (step + 1)
-                if overlap and rank == 0:  # whose rates count
+                if overlap and rank == 0:  # rank 0's learning rates count
                     with pytest.raises(ConfigError, match=r"between backward\(\) and step\(\)"):
                         opt.step()
                 opt.step()

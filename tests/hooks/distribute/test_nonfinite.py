@@ -61,7 +61,7 @@ def test_nan_on_one_worker_skips_step_on_all_and_keeps_residuals() -> None:
         for seen in results:
             for name, value in seen[3].items():
                 assert torch.equal(value, seen[2][name]), name
-            assert not torch.equal(seen[4]["0.weight"], seen[3]["0.weight"]), "the training goes on"
+            assert not torch.equal(seen[4]["0.weight"], seen[3]["0.weight"]), "training continues"
             assert all(bool(value.isfinite().all()) for value in seen[5].values())
         for name in ("0.weight", "2.weight"):
             assert torch.equal(results[0][5][name], results[1][5][name])
@@ -142,7 +142,7 @@ def offloading(model: nn.Module) -> Optimizers:
 
 
 def poisoned(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float, int]:
-    """Worker 1's gradients are NaN in inner step 7, and so are its parameters then; all go on."""
+    """Worker 1's gradients are NaN in inner step 7, and so are its parameters then; all ranks continue."""
     lost = 0
     for step in range(24):
         x, y = batch(rank, step)

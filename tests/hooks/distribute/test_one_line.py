@@ -301,7 +301,9 @@ def test_auto_choice_for_adaptive_optimizer_depends_on_link(ranks: dict[str, lis
         if link.startswith("plain"):
             assert not any(one["equal"][3:]), "from the choice on replicas are equal after every step"
             assert torch.equal(one["moments"], other["moments"])
-            assert one is bare[0] or all(map(torch.equal, one["grad"], other["grad"])), "the script's wrapper goes on"
+            assert one is bare[0] or all(map(torch.equal, one["grad"], other["grad"])), (
+                "the script's wrapper averages again"
+            )
         else:
             assert not torch.equal(one["moments"], other["moments"])
     same = torch.equal(bare[0]["end"], wrapped[0]["end"])

@@ -44,9 +44,9 @@ def tell(text: object) -> None:
 
 
 def accelerate(folder: Path, replicas: int) -> None:
-    """FSDP2, or HSDP with replicas, by Accelerate: saved in the middle, and gone on with from there.
+    """FSDP2, or HSDP with replicas, by Accelerate: saved in the middle, and resumed from there.
 
-    Accelerate shards on GPUs alone; here it is told that it may.
+    Accelerate shards only on GPUs; this function lifts the restriction.
     """
     accelerate: Any = importlib.import_module("accelerate")
     plugin = accelerate.FullyShardedDataParallelPlugin(

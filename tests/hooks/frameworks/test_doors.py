@@ -80,7 +80,7 @@ def train(door: Door, scripts: Path, folder: Path, epochs: int, *, dies: bool = 
 
 
 def unmarked(script: str, into: Path) -> int:
-    """Writes a script without its lines for thinwire, beside what it imports; returns how many lines it left out."""
+    """Writes a script without its lines for thinwire, next to its imports; returns how many lines it left out."""
     into.mkdir(parents=True)
     (into / "task.py").write_text((EXAMPLES / "task.py").read_text())
     lines = (EXAMPLES / script).read_text().splitlines()

@@ -67,7 +67,7 @@ def run_skipped_layer(rank: int, kind: str) -> list[float]:
 
 
 def run_padding(rank: int) -> tuple[int, int]:
-    """A last layer of one output, whose shard is padding alone on some ranks; compressed, saved and loaded."""
+    """A last layer of one output, with only padding on some ranks; compressed, saved and loaded."""
     model = sharded_layers("hsdp", outputs=1)
     state: Any = fsdp.compress(model, "auto", measure_link=False)
     force(state, 3)

@@ -186,7 +186,7 @@ def test_codecs_by_name_and_start_step_are_reported(ranks: Ranks) -> None:
         assert chosen["2.weight"] == "3lc/int8" and chosen["2.bias"] == "fp32/fp32"
 
 
-@pytest.mark.skipif(not GOES_ON, reason="this torch cannot go on after such a pass")
+@pytest.mark.skipif(not GOES_ON, reason="this torch cannot continue after such a pass")
 def test_interrupted_backward_pass_discards_gradients(ranks: Ranks) -> None:
     for kind in KINDS:
         for plain, ours in zip(ranks[f"{kind}, False"], ranks[f"{kind}, True"], strict=True):

@@ -233,7 +233,7 @@ def test_lost_shards_resume_together_from_kept_steps(found: list[dict[str, Any]]
         assert {name: back[name] for name in KEPT} == dict.fromkeys(KEPT, (True, [0, 6], 2))
         assert back["one began before"] == "nothing"
         assert "rank 0: 7, rank 1: 8" in back["no common step"]
-        assert "ranks [1] keep states to go back to" in back["one keeps none"]
+        assert "ranks [1] keep states to resume from" in back["one keeps none"]
 
 
 def test_damaged_or_foreign_states_raise_on_every_rank(

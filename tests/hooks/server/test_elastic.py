@@ -127,7 +127,7 @@ def after_a_death(design: str, rank: int = 1, *, carries: bool = False) -> tuple
 )
 def test_killed_worker_rejoins_and_loses_residuals_without_checkpoint(design: str, carries: bool) -> None:
     _, [_, back, _], _ = after_a_death(design, carries=carries)
-    assert DIES_AT - 6 <= back.joined_at < STEPS, "it goes on where the others are"
+    assert DIES_AT - 6 <= back.joined_at < STEPS, "it joins at the other workers' step"
     if design == "3lc":
         lost, carried = (back.traffic.get(name, 0) for name in ("residuals_lost", "residuals_carried"))
         assert (lost, carried) == ((0, 2) if carries else (2, 0)), "of the two weights; the rest travels uncompressed"

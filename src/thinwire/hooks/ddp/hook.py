@@ -179,8 +179,8 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
         )
     if model.mixed_precision is not None:
         raise ConfigError(
-            "DistributedDataParallel(mixed_precision=…) takes the place of a communication hook for itself: leave it "
-            "out, and compute in low precision by torch.autocast, or with a model of that dtype"
+            "DistributedDataParallel(mixed_precision=…) uses the communication hook itself: leave it out, and compute "
+            "in low precision by torch.autocast, or with a model of that dtype"
         )
     if model._comm_hooks:
         raise ConfigError(

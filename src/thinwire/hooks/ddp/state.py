@@ -130,8 +130,9 @@ class ThinwireState(ExchangeState):
         model = self._model()
         if model is not None and not getattr(model, "_divide_by_initial_world_size", True):
             raise ConfigError(
-                "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and "
-                "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
+                "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and DDP "
+                "does not report these to communication hooks; leave the argument out, or give every rank as many "
+                "batches"
             )
 
     def finish_reductions(self) -> None:

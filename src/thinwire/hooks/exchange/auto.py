@@ -234,8 +234,8 @@ class ExchangeAuto:
             if self.controller.held_back and not self._warned:
                 self._warned = True
                 caution(
-                    "codec='auto' stays within 8 bits, as the optimizer is adaptive and fewer bits of its gradients "
-                    "cost accuracy. On this link it is faster to exchange what the optimizer does: "
+                    "codec='auto' stays within 8 bits, because the optimizer is adaptive and fewer bits would cost "
+                    "accuracy. On this link local updates are faster: "
                     "optimizer = tw.distribute(model, optimizer) in place of ddp.compress"
                 )
 

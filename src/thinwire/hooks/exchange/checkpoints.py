@@ -144,7 +144,7 @@ class Checkpoints(ABC):
             raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards differ")
         if (reduce := state.get("reduce", "mean")) != self._reduce:
             raise ConfigError(
-                f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
+                f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in other units"
             )
         self._check_group(state)
         controller = self._controller_of(state)
@@ -208,9 +208,7 @@ class Checkpoints(ABC):
                     if same_layout
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )
-                raise ConfigError(
-                    f"{why}; the states of ranks {missing} are missing: pass what merge([…]) makes of all of them"
-                )
+                raise ConfigError(f"{why}; the states of ranks {missing} are missing: pass merge([…]) of all states")
             self.load_resized(state, [ranks[str(other)] for other in range(old)])
             how = "with other owners of slices" if same_layout else f"from {old} ranks on {self.world_size}"
             self.resumed = (

@@ -78,7 +78,7 @@ class Flush:
         found = defaultdict[torch.device, list[torch.Tensor]](list)
         for each in finite:
             found[each.device].append(each)
-        if not all(bool(torch.stack(alike).all()) for alike in found.values()):  # one read from each GPU
+        if not all(bool(torch.stack(flags).all()) for flags in found.values()):  # one read from each GPU
             self.undone = True
         if self.undone and not self._core.skip:
             raise NonFiniteError(

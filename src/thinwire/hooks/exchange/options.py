@@ -168,8 +168,8 @@ class ExchangeOptions:
                     "has its own limit, as in compress(model, '3lc', sparsity=1.75, lag=5)"
                 )
             return ()
-        beside = (("codec_down", self.codec_down), ("compression", self.compression))
-        if what := [*self.options, *(name for name, value in beside if value is not None)]:
+        replaced = (("codec_down", self.codec_down), ("compression", self.compression))
+        if what := [*self.options, *(name for name, value in replaced if value is not None)]:
             raise ConfigError(
                 f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
             )

@@ -170,7 +170,7 @@ class ExchangeState(Checkpoints):
             state.record_to(JsonLines("steps.jsonl"))      # and in a terminal: thinwire watch steps.jsonl
         """
         if self._records is not None:
-            raise ConfigError("records go to metrics writers already: give all of them to one call")
+            raise ConfigError("record_to was called before: give all metrics writers to one call")
         self._records = ExchangeRecords(writers, self.rank, self.totals, self.core, self.driver, every)
         self.between_steps()
 
@@ -238,8 +238,8 @@ class ExchangeState(Checkpoints):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickling drops the state, and warns of that."""
         caution(
-            f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
-            "state.state_dict() in its place, beside model.state_dict()"
+            f"{type(self).__name__} is being pickled, which drops its residuals: save state.state_dict() instead, with "
+            "model.state_dict()"
         )
         return Copied, ()
 

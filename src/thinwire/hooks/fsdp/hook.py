@@ -88,7 +88,7 @@ def compress(
             "its average to itself; leave codec_down out"
         )
     if first.replicated and gather is not None:
-        raise ConfigError("gather codes what ranks of a mesh of one dimension gather; inside a replica that is FSDP's")
+        raise ConfigError("gather codes parameters on a mesh of one dimension; inside a replica FSDP gathers them")
     gather_codec = None if gather is None else replace(as_codec(gather, {}), error_feedback=False, nonfinite="raise")
     parameters = in_order(model, groups)
     cuts = {name: parameter.cut for name, parameter in parameters.items()}

@@ -252,16 +252,17 @@ class ParameterGroup:
         # A parameter that was unfrozen instead may have as many values.
         if frozen := [each.name for each in self.parameters if not each.param.sharded_param.requires_grad]:
             raise ConfigError(
-                f"{frozen[0]} was trained when fsdp.compress was called, and is frozen now: what comes would be taken "
-                "for its gradients. Leave it unfrozen, with a learning rate of 0, or build and compress the model anew"
+                f"{frozen[0]} was trained when fsdp.compress was called, and is frozen now: another parameter's "
+                "gradients would be taken for its own. Leave it unfrozen, with a learning rate of 0, or build and "
+                "compress the model anew"
             )
         trained = [param.sharded_param.requires_grad for param in self._group.fsdp_params]
         if unfrozen := [
             n for n, now, then in zip(self.gathered_names, trained, self._trained, strict=True) if now > then
         ]:
             raise ConfigError(
-                f"{unfrozen[0]} was frozen when fsdp.compress was called, and is trained now: what comes may be its "
-                "gradient or another's. Build and compress the model anew after unfreezing"
+                f"{unfrozen[0]} was frozen when fsdp.compress was called, and is trained now: its gradients would be "
+                "taken for another parameter's. Build and compress the model anew after unfreezing"
             )
         if flat.numel() != numel:
             raise ConfigError(

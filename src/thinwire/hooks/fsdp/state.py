@@ -214,7 +214,7 @@ class ShardedState(ExchangeState):
         if failure is not None:
             raise failure
         if worst is Outcome.FAILED:
-            raise TransportError("a rank of another shard has given up, and says why; start all ranks again")
+            raise TransportError("a rank of another shard failed, and reports its error; start all ranks again")
         if worst is Outcome.SKIPPED:
             self._skip(ready, own, exchanged=exchanged)
         for each in ready:
@@ -259,7 +259,7 @@ class ShardedState(ExchangeState):
         except RuntimeError as error:
             if own is not Outcome.FAILED:  # a failed rank raises its own error
                 raise TransportError(
-                    f"the ranks of the other shards do not say what became of a step: {error}"
+                    f"the ranks of the other shards did not report the outcome of a step: {error}"
                 ) from error
         return Outcome(int(worst.item()))
 
