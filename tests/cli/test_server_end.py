@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -112,3 +112,35 @@ def test_a_server_that_is_ended_in_the_middle_tells_its_workers_and_blames_none(
     assert "went away" not in server.err
     assert type(heard[0]) is ServerStoppedError and "\n" not in str(heard[0]) and heard[0].__context__ is None
     assert str(heard[0]).startswith(f"the server was stopped: {name} ended the server at step ")
+
+
+@pytest.mark.filterwarnings("ignore:worker 1 went away")
+def test_a_training_that_ended_without_a_worker_for_good_is_no_success(command: Command) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def train(rank: int) -> None:
+        model = torch.nn.Linear(4, 40)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with (
+            suppress(ArithmeticError),
+            tw.distribute(model, sgd, server=f"grpc://{address}", rank=rank, workers=2) as opt,
+        ):
+            for step in range(6):
+                if (rank, step) == (1, 3):
+                    raise ArithmeticError
+                opt.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                opt.step()
+
+    workers = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for each in workers:
+        each.start()
+    server = command("server", "--listen", address, "--min-workers", 1, "--worker-grace-s", 1)
+    for each in workers:
+        each.join(30)
+    assert (server.status, server.err) == (
+        1,
+        "error: the training is over at step 6, and worker 1 has not reached its end\n",
+    )
