@@ -44,14 +44,14 @@ def test_a_caution_names_the_line_that_led_to_it() -> None:
         assert (found.filename, found.category) == (__file__, UserWarning), modules
 
 
-def test_a_hook_of_torch_is_none_of_the_users_lines() -> None:
+def test_caution_skips_lines_of_torch_hooks() -> None:
     values = torch.ones(2, requires_grad=True)
     values.register_hook(_deep("thinwire.hooks.guards"))  # type: ignore[no-untyped-call]
     found = _told((values * 2).sum().backward)
     assert found.filename == __file__
 
 
-def test_a_thread_of_ours_has_no_line_to_name_and_warns_all_the_same() -> None:
+def test_caution_in_a_thread_warns_without_a_line() -> None:
     def call() -> None:
         thread = threading.Thread(target=_deep("thinwire.runtime.driver"))
         thread.start()

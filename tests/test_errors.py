@@ -10,7 +10,7 @@ from thinwire import errors
 CLASSES = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
+def test_error_tree_in_the_docstring_equals_the_classes() -> None:
     drawn = re.findall(r"([│ ]*)[├└]── (\w+)", errors.__doc__ or "")
     parents: list[str] = []
     for indent, name in drawn:
@@ -21,7 +21,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
     assert all(issubclass(value, errors.ThinwireError) for value in CLASSES.values())
 
 
-def test_errors_are_builtin_errors_too_and_local_misuse_is_no_remote_misbehaviour() -> None:
+def test_errors_derive_from_builtin_errors_and_separate_local_from_remote() -> None:
     for error, builtin in (
         (tw.ConfigError, ValueError),
         (tw.NonFiniteError, ValueError),

@@ -113,7 +113,7 @@ def train(steps: int, *, workers: int = 2, shards: int = 2, **options: Any) -> t
     return weights, kept["opt"], kept
 
 
-def test_every_extension_is_short_and_the_page_tells_of_it() -> None:
+def test_every_extension_is_short_and_documented() -> None:
     for path in EXTENSIONS:
         assert len(path.read_text().splitlines()) < 45, path
         assert f"(../examples/{path.name})" in PAGE, path
@@ -151,7 +151,7 @@ def test_the_use_case_trains() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_new_policy_exchanges_as_it_says() -> None:
+def test_new_policy_exchanges_at_its_steps() -> None:
     policy = consistency("post-local[warm=3,steps=4]")
     assert [policy.exchanges(i) for i in range(11)] == [True] * 3 + [False, False, False, True] * 2
     with pytest.raises(tw.ConfigError, match="post-local: warm=-1"):
@@ -164,7 +164,7 @@ def test_the_new_policy_exchanges_as_it_says() -> None:
     assert torch.equal(plain[0], only_warm[0]), "while it exchanges in every step it is bulk-synchronous, bit for bit"
 
 
-def test_a_server_that_does_not_know_a_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_a_policy_refuses_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object is enough for the worker; without the entry point the server cannot know what it means."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     policy = importlib.import_module("extending_consistency").PostLocal()
@@ -217,7 +217,7 @@ def test_the_new_codec_trains() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_new_codec_is_held_to_the_contract_as_the_page_says(tmp_path: Path) -> None:
+def test_new_codec_passes_the_contract_as_documented(tmp_path: Path) -> None:
     [enrolled] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (tmp_path / "my_module.py").write_text(enrolled)
     files = re.findall(r"tests/codecs/test_\w+\.py", PAGE)

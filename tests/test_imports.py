@@ -24,7 +24,7 @@ MODULES = {
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns the output of a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env={**os.environ, **environment},
@@ -36,7 +36,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_import_thinwire_is_light_and_starts_nothing() -> None:
+def test_import_thinwire_is_light_and_starts_no_thread() -> None:
     """Under an audit hook: no thread, socket, subprocess or file opened for writing; and no look at the environment."""
     code = """
 import os, sys, threading
@@ -107,8 +107,8 @@ for name in {names}:
     assert run(code) == "fp32 fp16 bf16 int8 3lc"
 
 
-def test_caches_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:
-    """Files stand where the cache folders would be, which stops root too. (`tests/kernels` compiles there as well.)"""
+def test_unwritable_caches_do_not_fail_imports(tmp_path: Path) -> None:
+    """Files in place of the cache folders also stop root. (`tests/kernels` tests compilation there.)"""
     shutil.copytree(SOURCE, tmp_path / "thinwire", ignore=shutil.ignore_patterns("__pycache__"))
     blocked = [
         tmp_path / "home",
@@ -160,7 +160,7 @@ def imports(name: str, tree: ast.Module, known: Set[str]) -> set[str]:
 
 
 def test_no_circle_among_files() -> None:
-    """Of the product and the lab together."""
+    """Checks the product and the lab together."""
     theirs = {
         ".".join(("thinwire_lab", *path.relative_to(LAB).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in LAB.rglob("*.py")
@@ -175,7 +175,7 @@ def test_no_circle_among_files() -> None:
         pytest.fail("files import each other in a circle: " + " → ".join(reversed(error.args[1])))
 
 
-def test_nothing_on_a_wire_or_in_a_checkpoint_is_pickled() -> None:
+def test_wire_and_checkpoints_hold_no_pickles() -> None:
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     for name, tree in sources().items():
         for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""What the base install brings and what it does not: the hooks work without the extras, and each is named."""
+"""The base install: the hooks work without the extras, and errors name each extra."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(told(lambda: to_matplotlib(Chart(name="one", caption="", panels=[panel])))
 """
 
 
-def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install() -> None:
+def test_without_extras_hooks_work_and_other_features_name_the_install() -> None:
     code = WITHOUT.format(names=set(EXTRAS))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ def names(archive: Path) -> set[str]:
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
 
-def test_the_source_archive_has_no_half_of_the_tests(tmp_path: Path) -> None:
+def test_source_archive_has_no_tests(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in (*PACKED, "src/thinwire/__init__.py", "src/thinwire/py.typed", "tests/test_install.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

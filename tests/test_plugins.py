@@ -1,4 +1,4 @@
-"""Entry points of other packages that cannot be loaded: told of, and no harm to what others offer."""
+"""Entry points of other packages that cannot be loaded: a warning names them, and all others still work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_asks_for_it_hears_why_and_who_does_not_is_warned_once() -> None:
+def test_broken_plugin_raises_on_lookup_and_warns_once_otherwise() -> None:
     with pytest.warns(UserWarning, match=TOLD):
         assert consistency("bsp").id == "bsp"
     with warnings.catch_warnings(action="error"):
@@ -45,7 +45,7 @@ def test_who_asks_for_it_hears_why_and_who_does_not_is_warned_once() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_codecs_after_it_are_there() -> None:
+def test_broken_plugin_leaves_later_codecs_available() -> None:
     codecs = registry.Registry([], ScratchPool(), "thinwire.example")
     with pytest.warns(UserWarning, match=TOLD):
         assert codecs.ids() == [BF16.id]
@@ -55,7 +55,7 @@ def test_codecs_after_it_are_there() -> None:
         codecs.codec("other")
 
 
-def test_what_only_the_lab_brings_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_lab_raise_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "'qsgd-ds' is in thinwire-lab, which is not installed: pip install ./lab"
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
     monkeypatch.setattr(designs, "plugins", lambda group: ())
@@ -69,7 +69,7 @@ def test_what_only_the_lab_brings_is_told_with_the_command(monkeypatch: pytest.M
         designs.design("qsgd-ds[packing=2bit]")
 
 
-def test_a_name_that_is_no_codecs_is_explained() -> None:
+def test_invalid_codec_names_are_explained() -> None:
     for name, options, told in (
         ("3lc[s=1.5,zstd]", {}, r"'3lc\[s=1.5,zstd\]': 'zstd' is not option=value"),
         ("3lc[s=1.5]", {"sparsity": 1.5}, "'sparsity' is given twice"),
@@ -87,7 +87,7 @@ def test_every_design_that_is_no_codec_is_known_where_a_codec_is_expected() -> N
     assert set(shipped.SHIPPED) - {scheme.id for scheme in registry.SHIPPED} == names.DESIGNS
 
 
-def test_a_codec_takes_what_reports_print() -> None:
+def test_codec_accepts_names_printed_in_reports() -> None:
     made = registry.codec("3lc[s=1.0,entropy=zstd]")
     assert made == registry.codec("3lc", sparsity=1.0, entropy="zstd") == registry.codec("3lc", s=1, entropy="zstd")
     assert made == as_codec("3lc[s=1.0]", {"entropy": "zstd"}) == registry.codec(**made.config())
@@ -96,7 +96,7 @@ def test_a_codec_takes_what_reports_print() -> None:
         assert registry.codec(str(codec)) == codec
 
 
-def test_what_is_no_codec_or_policy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_another_kind_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     half = registry.codec("fp16")
     makers: list[Callable[[str], object]] = [
         consistency,

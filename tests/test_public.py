@@ -19,7 +19,7 @@ SURFACE = {
 }
 
 
-def test_all_is_the_surface_and_packages_only_offer_what_they_name() -> None:
+def test_all_lists_every_public_name() -> None:
     assert set(tw.__all__) == SURFACE and list(tw.__all__) == sorted(tw.__all__)
     assert dir(tw) == sorted([*SURFACE, "__version__"])
     assert tw.__version__ == version("thinwire")
@@ -40,7 +40,7 @@ def test_every_name_is_documented_with_an_example() -> None:
             assert "Example:" in (inspect.getdoc(each) or ""), each
 
 
-def test_type_checkers_know_what_is_imported_late() -> None:
+def test_type_checkers_know_lazy_imports() -> None:
     """`make types` reads it; as `Any`, `launch` would take every argument."""
     ids: list[str] = tw.codecs.ids()
     assert ids == tw.codecs()  # type: ignore[operator]

@@ -26,7 +26,7 @@ def test_every_message_survives_the_wire() -> None:
         assert parse(pack(message, (b"\x00\x01", b""))) == (message, (b"\x00\x01", b"")), message
 
 
-def test_both_directions_of_growing() -> None:
+def test_old_readers_skip_new_fields_and_new_readers_take_defaults() -> None:
     """A field from the future is skipped; one that an older writer did not know has its default."""
     for message in MESSAGES:
         kind = type(message)
@@ -43,7 +43,7 @@ def test_both_directions_of_growing() -> None:
 
 
 def test_a_join_takes_at_most_ten_times_its_bytes() -> None:
-    """Whoever has a token can still not make a server spend 80 bytes on each of its own."""
+    """A caller with a token cannot make a server spend 80 bytes on each byte that it sends."""
     n = 200_000
     plan = {"workers": 2, "tables": [], "codecs": [], "optimizer": "SGD", "groups": []}
     shape = {"name": "", "shape": [1] * n}

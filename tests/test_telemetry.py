@@ -1,4 +1,4 @@
-"""Counters are plain sums, and a warm-up is told apart from the steps after it."""
+"""Counters are plain sums, and a warm-up is separate from the steps after it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What every codec is held to, and who is held to it.
+"""The contract of codecs, and the codecs that are tested by it.
 
-A codec enrols with one line in `ENROLLED`: the configured codec and what it claims. The checklist is in
-`test_contract.py` (one call), `test_contexts.py` (many steps), `test_golden.py` (old bytes) and `test_hostile.py`
-(bad bytes); each runs every line below, as one test item a codec. A claim that is left out is not tested, so a line
-says all a codec promises.
+A codec enrols with one line in `ENROLLED`: the configured codec and its claims. The checklist is in `test_contract.py`
+(one call), `test_contexts.py` (many steps), `test_golden.py` (old bytes) and `test_hostile.py` (bad bytes); each runs
+every line below, as one test item a codec. Only stated claims are tested, so a line states all claims of a codec.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @contextmanager
 def naming(case: str) -> Iterator[None]:
-    """Says which case of a loop failed."""
+    """Names the case of a loop that failed."""
     try:
         yield
     except BaseException as error:
@@ -68,7 +67,7 @@ class Enrolled:
         return str(self.codec)
 
     def with_options(self, **options: Any) -> tw.Codec:
-        """The codec with some options changed; what it warns about is its own business."""
+        """Returns the codec with some options changed; its warnings are ignored."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return tw.codec(**{**self.codec.config(), **options})
@@ -104,10 +103,10 @@ def itself(x: Floats) -> Floats:
 
 
 def three_lc(sparsity: float = 1.0, bits: float | None = 1.6001, clip: float = 1.0, **options: Any) -> Enrolled:
-    """What 3LC claims follows from its multiplier: m/2 of error, or what is above m, and an m that must not overflow.
+    """Returns 3LC's claims, which follow from its multiplier: an error of m/2, or |x| − m above m; m must not overflow.
 
-    The residual in units of the largest input, where an error is e of the largest: e / (1 − e). Unclipped, that is
-    (s/2) / (1 − s/2): 1, 3, 7, 19 for s = 1, 1.5, 1.75, 1.9.
+    With an error of e times the largest input, the residual is at most e / (1 − e) times the largest input. Unclipped,
+    that is (s/2) / (1 − s/2): 1, 3, 7, 19 for s = 1, 1.5, 1.75, 1.9.
     """
     multiplier = sparsity * clip
     error = max(multiplier / 2, 1 - multiplier)
@@ -192,7 +191,7 @@ if _elsewhere := os.environ.get("THINWIRE_ENROLLED"):
 
 
 def one_item_each(lines: list[Enrolled]) -> Callable[[Callable[[Enrolled], None]], Callable[[str], None]]:
-    """Makes a check of a line a test with one item for each codec, whose lines are a loop in it."""
+    """Turns a check of a line into a test with one item for each codec, which loops over the codec's lines."""
 
     def made(check: Callable[[Enrolled], None]) -> Callable[[str], None]:
         @pytest.mark.parametrize("codec", dict.fromkeys(entry.codec.id for entry in lines))

@@ -1,9 +1,9 @@
-"""Throws damaged and forged frames at the decoder: only FrameError may come out, and `out` must stay as it was.
+"""Sends damaged and forged frames to the decoder: it may raise only FrameError, and must leave `out` unchanged.
 
     python -m tests.codecs.fuzz                        100,000 frames for every enrolled codec, memory limited
     python -m tests.codecs.fuzz --only 3lc --count 5000 --seed 7
 
-The checksum is computed anew after every mutation: left alone, it would be the only thing tested.
+The checksum is recomputed after every mutation; otherwise only the checksum would be tested.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def damage(frame: bytes, dice: random.Random) -> bytes:
 
 
 def forge(frame: bytes, dice: random.Random) -> bytes:
-    """A well-formed frame whose fields do not belong together: it passes `parse` and reaches the codec."""
+    """Returns a well-formed frame with inconsistent fields: it passes `parse` and reaches the codec."""
     parsed = frames.parse(frame)
     for _ in range(dice.randint(1, 3)):
         match dice.randrange(8):

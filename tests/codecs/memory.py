@@ -1,7 +1,7 @@
-"""How much memory a process takes for frames that claim more than they hold: `python -m tests.codecs.memory`.
+"""Measures a process' memory for frames that claim more than they hold: `python -m tests.codecs.memory`.
 
-Python's `tracemalloc` does not see what torch and NumPy's kernels allocate, so the process is measured: `VmHWM` is what
-it touched at most (and can be set back), `VmPeak` what it reserved, for a large allocation touches nothing at first.
+Python's `tracemalloc` misses allocations of torch and NumPy's kernels, so the process is measured: `VmHWM` is the peak
+of touched memory (and can be reset), `VmPeak` the peak of reserved memory; a large allocation touches none at first.
 """
 
 from __future__ import annotations

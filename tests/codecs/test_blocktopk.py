@@ -22,7 +22,7 @@ V = np.array([4, -3, 0.5, 1, 0, -2, 2, 0.25, 0, 0, 0, 0, 0, 0, 0, 1] * 4, np.flo
 
 
 def oracle(values: Any, block: int, k: int, bits: int, layout: str) -> Any:
-    """What a receiver decodes, by sorting; of equal magnitudes the lower place goes first."""
+    """Returns the decoded values, found by sorting; the lower place comes first among equal magnitudes."""
     cut = blocks_of(values.shape, block, k, layout == "tiles")
     places = np.arange(values.size).reshape(cut.rows, cut.columns)
     chosen: list[int] = []
@@ -64,7 +64,7 @@ def oracle(values: Any, block: int, k: int, bits: int, layout: str) -> Any:
     dtype=st.sampled_from([np.float32, np.float64]),
     zeros=st.sampled_from([0.0, 0.5, 0.98]),
 )
-def test_a_receiver_decodes_what_sorting_gives(
+def test_decoded_values_equal_those_of_a_sort(
     seed: int, shape: tuple[int, ...], block: int, share: float, bits: int, layout: str, dtype: Any, zeros: float
 ) -> None:
     dice = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def test_a_receiver_decodes_what_sorting_gives(
     assert np.array_equal(total.numpy(), np.ones(shape, dtype) + decoded)
 
 
-def test_equal_magnitudes_go_by_place_and_zeros_are_not_sent() -> None:
+def test_equal_magnitudes_are_sent_by_place_and_zeros_never() -> None:
     decoded = tw.decode(tw.codec("blocktopk", block=16, k=3, bits=8).encode(np.where(V == 4, 2, V))).numpy()
     assert np.flatnonzero(decoded).tolist() == [16 * i + j for i in range(4) for j in (0, 1, 5)]
     sparse = np.zeros(320, np.float32)
@@ -93,7 +93,7 @@ def test_equal_magnitudes_go_by_place_and_zeros_are_not_sent() -> None:
     assert np.array_equal(tw.decode(tw.codec("blocktopk", block=16, k=8).encode(sparse)).numpy(), sparse)
 
 
-def test_shapes_whose_divisors_are_small_are_cut_into_stretches() -> None:
+def test_shapes_with_small_divisors_are_cut_into_stretches() -> None:
     cases = {(64, 128): (64, 64), (65, 128): (13, 64), (127, 131): (1, 4096), (50257, 768): (29, 64), (300,): (1, 300)}
     for shape, tile in cases.items():
         with naming(f"{shape}"):
@@ -101,7 +101,7 @@ def test_shapes_whose_divisors_are_small_are_cut_into_stretches() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 29, 64, 256])
-def test_the_matrix_is_the_orthonormal_dct(size: int) -> None:
+def test_dct_matrix_is_orthonormal(size: int) -> None:
     i, r = np.arange(size)[:, None], np.arange(size)
     wanted = math.sqrt(2 / size) * np.cos(np.pi * (2 * r + 1) * i / (2 * size))
     wanted[0] = math.sqrt(1 / size)
@@ -110,7 +110,7 @@ def test_the_matrix_is_the_orthonormal_dct(size: int) -> None:
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), atol=1e-14, rtol=0)
 
 
-def test_coefficients_of_tiles() -> None:
+def test_dct_coefficients_equal_those_of_the_oracle() -> None:
     """The largest coefficients of each tile's DCT-II; the residual is what of the values they do not make up."""
     for shape, tile in (
         ((128, 64), (64, 64)),
@@ -158,7 +158,7 @@ def test_coefficients_that_may_overflow_are_refused() -> None:
             tw.decode(tw.frames.pack(lie))
 
 
-def test_bytes_that_no_encoder_writes() -> None:
+def test_blocktopk_invalid_payloads_raise_frame_error() -> None:
     frame = tw.frames.parse(tw.codec("blocktopk", block=16, k=4).encode(V))
     payload = bytes(frame.payload)
     assert payload[:4] == bytes([16, 4, 2, 16])

@@ -34,7 +34,7 @@ def gradients(count: int, dtype: str = "fp32", seed: int = 3) -> list[torch.Tens
 
 
 @every_codec
-def test_a_context_keeps_what_its_codec_says(entry: Enrolled) -> None:
+def test_context_keeps_a_residual_as_its_codec_says(entry: Enrolled) -> None:
     tensor = samples.tensor(samples.heavy_tails(99), "fp32").view(SHAPE)
     context = entry.codec.context(tensor, name="", seed=0)
     assert (context.residual is not None) == entry.codec.residual_by_default
@@ -48,7 +48,7 @@ def test_a_context_keeps_what_its_codec_says(entry: Enrolled) -> None:
 
 
 @every_codec
-def test_frames_and_states_stay_on_the_host_whatever_torchs_default_device_is(entry: Enrolled) -> None:
+def test_frames_and_states_stay_on_the_host_with_any_default_device(entry: Enrolled) -> None:
     tensor = samples.tensor(samples.heavy_tails(99), "fp32").view(SHAPE)
     context, again = (entry.codec.context(tensor, seed=0) for _ in range(2))
     context.encode(tensor)
@@ -59,7 +59,7 @@ def test_frames_and_states_stay_on_the_host_whatever_torchs_default_device_is(en
 
 
 @one_item
-def test_error_feedback_as_claimed(entry: Enrolled) -> None:
+def test_error_feedback_works_warns_or_is_refused_as_claimed(entry: Enrolled) -> None:
     options = {**entry.codec.config(), "error_feedback": True}
     if entry.feedback == "refused":
         with pytest.raises(tw.ConfigError, match="error_feedback"):
@@ -73,7 +73,7 @@ def test_error_feedback_as_claimed(entry: Enrolled) -> None:
 
 
 @one_item_each([entry for entry in ENROLLED if entry.feedback != "refused"])
-def test_what_was_sent_and_what_was_kept_is_what_came(entry: Enrolled) -> None:
+def test_sent_plus_residual_equals_the_input(entry: Enrolled) -> None:
     """residual ← error_scale · residual + input − decoded, over many steps: with a scale of 1, nothing is lost."""
     for dtype, steps, scale in (
         ("fp32", 200, 1.0),
@@ -97,7 +97,7 @@ def test_what_was_sent_and_what_was_kept_is_what_came(entry: Enrolled) -> None:
 
 
 @one_item_each([entry for entry in ENROLLED if entry.residual is not None])
-def test_the_residual_stays_within_its_claim(entry: Enrolled) -> None:
+def test_residual_stays_within_its_claim(entry: Enrolled) -> None:
     assert entry.residual is not None
     context = entry.with_options(error_feedback=True).context(torch.zeros(400))
     random = np.random.default_rng(8)
@@ -115,7 +115,7 @@ def test_the_residual_stays_within_its_claim(entry: Enrolled) -> None:
 
 
 @every_codec
-def test_what_is_refused_leaves_the_residual(entry: Enrolled) -> None:
+def test_refused_tensors_leave_the_residual_unchanged(entry: Enrolled) -> None:
     for dtype, policy in product(DTYPES, ("raise", "skip")):
         codec = entry.with_options(nonfinite=policy)
         inputs = gradients(4, dtype)
@@ -149,7 +149,7 @@ def test_what_is_refused_leaves_the_residual(entry: Enrolled) -> None:
 
 
 @one_item
-def test_the_seed_and_the_name_choose_the_random_numbers(entry: Enrolled) -> None:
+def test_random_numbers_depend_on_seed_and_name(entry: Enrolled) -> None:
     tensor = samples.tensor(samples.normal(99), "fp32").view(SHAPE)
 
     def frames(name: str, seed: int) -> list[bytes]:
@@ -166,7 +166,7 @@ def test_the_seed_and_the_name_choose_the_random_numbers(entry: Enrolled) -> Non
 
 
 @every_codec
-def test_resume_is_exact(entry: Enrolled) -> None:
+def test_context_state_resumes_exactly(entry: Enrolled) -> None:
     for dtype in ("fp32", "fp64", "bf16"):
         with naming(dtype):
             inputs = gradients(10, dtype)
@@ -195,7 +195,7 @@ def test_resume_is_exact(entry: Enrolled) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @one_item
-def test_a_copy_of_a_context_goes_on_as_it_does_and_by_itself(entry: Enrolled) -> None:
+def test_deepcopy_of_a_context_is_equal_and_independent(entry: Enrolled) -> None:
     if not entry.codec.residual_by_default:
         return
     values = torch.linspace(-1, 1, 200)
@@ -210,7 +210,7 @@ def test_a_copy_of_a_context_goes_on_as_it_does_and_by_itself(entry: Enrolled) -
     assert context.step == 1, "a copy is a context of its own"
 
 
-def test_a_damaged_state_changes_nothing() -> None:
+def test_context_damaged_state_is_refused_before_a_change() -> None:
     context = tw.codec("3lc").context(torch.zeros(4))
     context.encode(torch.tensor([0.9, -0.8, 0.1, 0.2]))
     good = context.state_dict()

@@ -120,7 +120,7 @@ SHAPES: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @every_codec
-def test_the_frame_depends_on_the_values_alone(entry: Enrolled) -> None:
+def test_frame_depends_only_on_the_values(entry: Enrolled) -> None:
     for shape, make in SHAPES.items():
         with naming(shape):
             tensor = make()
@@ -141,7 +141,7 @@ def test_the_frame_depends_on_the_values_alone(entry: Enrolled) -> None:
 
 
 @every_codec
-def test_neither_earlier_tensors_nor_threads_show_in_the_bytes(entry: Enrolled) -> None:
+def test_frame_is_independent_of_earlier_tensors_and_threads(entry: Enrolled) -> None:
     tensors = [samples.tensor(samples.normal(500 + 137 * i, seed=i), "fp32") for i in range(12)]
     again = entry.codec.encode(tensors[0])
     entry.codec.encode(tensors[5])
@@ -184,7 +184,7 @@ NON_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 
 @every_codec
-def test_what_cannot_be_encoded_is_refused(entry: Enrolled) -> None:
+def test_unsupported_tensors_are_refused(entry: Enrolled) -> None:
     for value in NO_FLOATING_TENSORS:
         with naming(f"{value!r}"), pytest.raises(TypeError, match="codecs take"):
             entry.codec.encode(value)
@@ -196,7 +196,7 @@ def test_what_cannot_be_encoded_is_refused(entry: Enrolled) -> None:
 
 
 @every_codec
-def test_values_that_are_not_finite_are_refused_or_announced(entry: Enrolled) -> None:
+def test_not_finite_values_are_refused_or_flagged(entry: Enrolled) -> None:
     skipping = entry.with_options(nonfinite="skip")
     for dtype, value, (size, place) in product(DTYPES, NON_FINITE, ((1, 0), (319, 317), (1000, 999))):
         tensor = samples.tensor(samples.normal(size), dtype)
@@ -253,7 +253,7 @@ UNFIT_OUTS: list[tuple[Any, str]] = [
 
 
 @every_codec
-def test_out(entry: Enrolled) -> None:
+def test_out_is_filled_or_added_to_in_place(entry: Enrolled) -> None:
     frame = entry.codec.encode(samples.tensor(samples.normal(35), "fp32").view(5, 7))
     fresh = tw.decode(frame)
     for (kind, make), accumulate in product(OUTS.items(), (False, True)):
@@ -276,7 +276,7 @@ def test_out(entry: Enrolled) -> None:
     assert torch.isfinite(tw.decode(narrow)).all() and np.isfinite(array).all()
 
 
-def test_a_sum_past_the_last_number_of_a_narrower_out_ends_there() -> None:
+def test_sums_saturate_at_the_largest_number_of_a_narrower_out() -> None:
     inf = float("inf")
     for dtype, numpy in product((torch.float16, torch.bfloat16, torch.float32), (False, True)):
         if numpy and dtype == torch.bfloat16:
@@ -293,7 +293,7 @@ def test_a_sum_past_the_last_number_of_a_narrower_out_ends_there() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @one_item
-def test_configuration(entry: Enrolled) -> None:
+def test_config_and_repr_rebuild_the_codec(entry: Enrolled) -> None:
     codec = entry.codec
     again = tw.codec(**json.loads(json.dumps(codec.config())))
     assert again == codec and hash(again) == hash(codec) and again.config() == codec.config()
@@ -331,10 +331,10 @@ def deviations(entry: Enrolled) -> float:
 
 
 @one_item_each([entry for entry in ENROLLED if entry.unbiased])
-def test_unbiased(entry: Enrolled) -> None:
+def test_unbiased_codecs_have_the_tensor_as_their_mean(entry: Enrolled) -> None:
     assert entry.codec.random, "a deterministic codec is unbiased only where it is exact"
     assert deviations(entry) < MOST_DEVIATIONS
 
 
-def test_the_test_of_unbiasedness_finds_a_biased_codec() -> None:
+def test_unbiasedness_check_detects_a_biased_codec() -> None:
     assert deviations(three_lc()) > MOST_DEVIATIONS

@@ -1,6 +1,6 @@
-"""What happens to tensors on a GPU that no kernel takes: it works, and it warns (`tests/kernels/triton` has the rest).
+"""Tensors on a GPU without a kernel are encoded on the CPU, with a warning (`tests/kernels/triton` has the rest).
 
-The CPU stands for a GPU here, so that this runs anywhere: tensors count as lying off the host.
+The CPU stands for a GPU here, so that the tests run anywhere: all tensors count as off the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _off_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset())
 
 
-def test_a_device_without_kernels_is_named_and_the_cpu_encodes() -> None:
+def test_device_without_kernels_warns_and_the_cpu_encodes() -> None:
     codec = tw.codec("3lc")
     expected = codec.encode(VALUES.numpy())
     with warnings.catch_warnings(record=True, action="default") as heard:
@@ -38,7 +38,7 @@ def test_a_device_without_kernels_is_named_and_the_cpu_encodes() -> None:
     assert context.encode(VALUES) == expected and context.on_host
 
 
-def test_a_tensor_without_values_is_refused_and_no_copy_is_announced() -> None:
+def test_meta_tensor_is_refused_without_a_warning() -> None:
     meta = VALUES.to("meta")
     context = Context(tw.codec("3lc"), DeviceFlat(VALUES, "fp32", (100,)), name="fc.bias", seed=0)
     calls = (tw.codec("3lc").encode, tw.codec("3lc").context, tw.codec("terngrad").local_scale, context.encode)
@@ -47,7 +47,7 @@ def test_a_tensor_without_values_is_refused_and_no_copy_is_announced() -> None:
             call(meta)
 
 
-def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codec_without_kernels_warns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
     codec = tw.codec("onebit", zeros="keep")
     with pytest.warns(UserWarning, match="onebit .as configured. has no GPU kernels"):
@@ -61,7 +61,7 @@ def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert out.numpy().tobytes() == beside.tobytes()
 
 
-def test_a_context_made_on_the_host_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_context_with_device_tensor_warns_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     context = tw.codec("3lc").context(VALUES.numpy())
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
     with pytest.warns(UserWarning, match="made for a tensor on the CPU and gets one on cpu"):

@@ -1,4 +1,4 @@
-"""`entropy`: N by the layer's entropy, what is sent where Huffman does not pay, and the lies a frame could tell."""
+"""`entropy`: N by the layer's entropy, payloads without Huffman codes, and invalid frames."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_worked_example_in_two_bits() -> None:
     assert tw.decode(frame).tolist() == [-0.75, -0.25, -0.25, 0.25, 0.25, 0.25, 0.75, 0.75]
 
 
-def test_bits_follow_the_entropy() -> None:
+def test_num_bits_follows_the_entropy() -> None:
     tensor = weights(5000)
     values = tensor.double().numpy()
     counts = np.histogram(values, bins=16, range=(-1, 1))[0]
@@ -51,7 +51,7 @@ def test_bits_follow_the_entropy() -> None:
     assert num_bits(tw.codec("entropy").encode(tensor)) == math.ceil(entropy + 6), "3 % see what all weights say"
 
 
-def test_the_size_is_near_the_entropy_of_the_bins() -> None:
+def test_payload_size_is_near_the_entropy_of_the_bins() -> None:
     tensor = weights(200_000)
     frame = tw.codec("entropy").encode(tensor)
     parsed = tw.frames.parse(frame)
@@ -63,7 +63,7 @@ def test_the_size_is_near_the_entropy_of_the_bins() -> None:
     assert smaller.bits_per_value < parsed.bits_per_value - 0.8
 
 
-def test_bits_follow_the_gradient() -> None:
+def test_num_bits_follows_the_gradient_rms() -> None:
     tensor = weights(5000)
     for rms in (0.0, 1.0, 3.0, 100.0):
         frame = tw.codec("entropy", mode="rms", gradient_rms=rms).encode(tensor)
@@ -74,7 +74,7 @@ def test_bits_follow_the_gradient() -> None:
     assert num_bits(tw.codec("entropy", mode="rms", c=3).encode(tensor)) == math.ceil(math.log2(own + 1) + 3)
 
 
-def test_a_constant_layer_is_exact() -> None:
+def test_constant_layer_is_exact() -> None:
     for size, value in product((1, 3, 4096, 20_000), (0.3, -2.0, 0.0)):
         with naming(f"{size} values {value}"):
             tensor = torch.full((size,), value)
@@ -92,7 +92,7 @@ PACKED = Frame("entropy", "fp32", (4,), (-1.0, 1.0), 0, bytes([2, 0b11100100]))
 CONSTANT = Frame("entropy", "fp32", (5000,), (0.5, 0.5), 0, b"\0")
 
 
-def test_frames_that_no_encoder_writes() -> None:
+def test_entropy_invalid_frames_raise_frame_error() -> None:
     cases: list[tuple[Frame, str]] = [
         (replace(PACKED, scales=(1.0, -1.0)), "smallest and the largest"),
         (replace(PACKED, scales=(1.0,)), "smallest and the largest"),

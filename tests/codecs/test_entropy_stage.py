@@ -18,7 +18,7 @@ from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.frames import Flags, Frame
 
 
-def test_any_codec_takes_the_stage_and_decodes_the_same() -> None:
+def test_zstd_stage_decodes_to_equal_values_for_every_codec() -> None:
     sparse = torch.from_numpy(np.where(np.arange(20_000) % 331 == 0, samples.normal(20_000), 0.0)).float()
     for entry in ENROLLED:
         with naming(entry.label):
@@ -29,7 +29,7 @@ def test_any_codec_takes_the_stage_and_decodes_the_same() -> None:
             assert torch.equal(tw.decode(staged.encode(sparse)), tw.decode(plain.encode(sparse)))
 
 
-def test_it_shrinks_sparse_traffic_and_is_not_used_where_it_would_not_shrink() -> None:
+def test_zstd_stage_is_used_only_where_it_shrinks() -> None:
     sparse = torch.from_numpy(np.where(np.arange(200_000) % 331 == 0, samples.normal(200_000), 0.0)).float()
     staged, plain = (frames.parse(tw.codec("3lc", entropy=stage).encode(sparse)) for stage in ("zstd", None))
     assert staged.zstd and len(staged.payload) < 0.8 * len(plain.payload)
@@ -50,7 +50,7 @@ def compress(data: bytes, write_content_size: bool = True) -> bytes:
 
 
 def declaring(nbytes: int) -> bytes:
-    """A zstd frame whose header declares `nbytes` and whose one block is empty."""
+    """Returns a zstd frame with one empty block that declares `nbytes`."""
     return b"\x28\xb5\x2f\xfd" + bytes([0xE0]) + nbytes.to_bytes(8, "little") + b"\x01\x00\x00"
 
 
@@ -72,7 +72,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def test_bombs() -> None:
+def test_zstd_bombs_raise_frame_error() -> None:
     """The shape takes 4,000 bytes; whatever else the stage says is refused (`memory.py`: before it takes memory)."""
     for bomb, (make, message) in BOMBS.items():
         with naming(bomb):
@@ -84,7 +84,7 @@ def test_bombs() -> None:
             assert (out == -7.0).all()
 
 
-def test_nothing_is_hidden_behind_an_empty_stage() -> None:
+def test_zstd_stage_with_bytes_behind_an_empty_frame_is_refused() -> None:
     """A constant tensor's payload is empty, so that nothing else would look."""
     for data in (compress(b"") + bytes(400), b"\x50\x2a\x4d\x18" + bytes(4) + b"abcd"):
         frame = Frame("entropy", "fp32", (5,), (1.0, 1.0), int(Flags.ZSTD), data)
@@ -92,7 +92,7 @@ def test_nothing_is_hidden_behind_an_empty_stage() -> None:
             tw.decode(frames.pack(frame))
 
 
-def test_every_honest_payload_is_read() -> None:
+def test_zstd_stage_densest_and_smallest_payloads_decode() -> None:
     """The densest that zstd gets, which is of zeros; and payloads below `MIN_NBYTES`, which we leave alone."""
     payload = compress(bytes(20))
     assert len(payload) < 20 < entropy_stage.MIN_NBYTES
@@ -103,14 +103,14 @@ def test_every_honest_payload_is_read() -> None:
         assert EntropyStage().decompress(packed, nbytes) == bytes(nbytes)
 
 
-def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -> None:
+def test_zstd_stage_declared_size_is_limited_by_its_bytes() -> None:
     """Without this limit, thirty bytes would make a receiver that trusts the shape allocate it all."""
     data = frames.pack(Frame("fp32", "fp32", (1 << 28,), flags=int(Flags.ZSTD), payload=declaring(1 << 30)))
     with pytest.raises(tw.FrameError, match="more than its 16 can expand to"):
         tw.decode(data)
 
 
-def test_a_dictionary_or_a_giant_window_is_refused() -> None:
+def test_zstd_stage_with_dictionary_or_large_window_is_refused() -> None:
     with_dictionary = b"\x28\xb5\x2f\xfd" + bytes([0x61]) + b"\x07" + (100).to_bytes(2, "little") + b"\x01\x00\x00"
     with pytest.raises(tw.FrameError, match="dictionary"):
         EntropyStage().decompress(with_dictionary, 4000)

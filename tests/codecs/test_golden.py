@@ -63,7 +63,7 @@ def write(archive: Path, replace: str | None = None) -> list[str]:
     return written
 
 
-def test_old_frames_decode_to_what_they_did() -> None:
+def test_golden_frames_decode_to_the_same_values() -> None:
     frames = golden.read(GOLDEN)
     index = json.loads(frames.pop(INDEX))
     wanted = {f"{label} {dtype}" for label in PORTABLE for dtype in SHAPES}
@@ -77,7 +77,7 @@ def test_old_frames_decode_to_what_they_did() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_they_are_still_what_the_encoder_writes(tmp_path: Path) -> None:
+def test_golden_frames_equal_the_encoders_output(tmp_path: Path) -> None:
     frames = golden.read(GOLDEN)
     for name, made in json.loads(frames[INDEX]).items():
         with naming(name):

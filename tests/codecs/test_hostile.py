@@ -79,8 +79,8 @@ def test_many_more_mutated_frames_in_limited_memory() -> None:
     subprocess.run(command, check=True, timeout=1800, cwd=ROOT)
 
 
-def test_memory_follows_what_came_and_not_what_is_claimed() -> None:
-    """A process of its own, whose memory is measured from outside Python (`memory.py`)."""
+def test_decoding_memory_follows_received_bytes_not_declared_shapes() -> None:
+    """Runs `memory.py`, which measures its own process' memory from outside Python."""
     command = [sys.executable, "-m", "tests.codecs.memory"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_memory_follows_what_came_and_not_what_is_claimed() -> None:
 # ---- header and payload that disagree
 
 
-def test_a_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = tw.codec("fp32", entropy="zstd").encode(torch.zeros(1 << 16))
     assert len(frame) < 1 << 10
     monkeypatch.setattr(EntropyStage, "decompress", None)
@@ -102,7 +102,7 @@ def test_a_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytest.M
 
 
 @one_item
-def test_a_payload_too_short_too_long_or_missing(entry: Enrolled) -> None:
+def test_payload_too_short_too_long_or_missing_is_refused(entry: Enrolled) -> None:
     frame = parsed(entry)
     payload = raw_payload(frame)
     for other in (payload[:-1], *(payload + extra for extra in (b"\0", b"\x79", b"\xff"))):
@@ -110,7 +110,7 @@ def test_a_payload_too_short_too_long_or_missing(entry: Enrolled) -> None:
     assert_refused(replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD)))
 
 
-def test_a_shape_that_the_payload_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shape_larger_than_the_payload_is_refused_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every codec knows how few bytes a shape can take; less is refused before the shape is allocated."""
 
     def never(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_a_shape_that_the_payload_cannot_fill(monkeypatch: pytest.MonkeyPatch) -
 
 
 @one_item
-def test_scales_too_few_or_too_many(entry: Enrolled) -> None:
+def test_wrong_number_of_scales_is_refused(entry: Enrolled) -> None:
     frame = parsed(entry)
     assert_refused(replace(frame, scales=(*frame.scales, 1.0)))
     if frame.scales:
@@ -134,7 +134,7 @@ def test_scales_too_few_or_too_many(entry: Enrolled) -> None:
 
 
 @one_item
-def test_scales_at_the_end_of_the_range(entry: Enrolled) -> None:
+def test_largest_scales_are_refused_or_decode_to_finite_values(entry: Enrolled) -> None:
     """Refused or finite: one Inf in a sum would spread to every worker."""
     for dtype, kind in (("fp32", np.float32), ("fp64", np.float64)):
         top = float(np.finfo(kind).max)
@@ -148,7 +148,7 @@ def test_scales_at_the_end_of_the_range(entry: Enrolled) -> None:
 
 
 @one_item
-def test_option_flags_of_another_codec(entry: Enrolled) -> None:
+def test_option_flags_of_another_codec_are_refused(entry: Enrolled) -> None:
     frame = parsed(entry)
     known = entry.codec.scheme.option_flags
     assert not frame.flags & OPTION_MASK & ~known, "flags are set that `option_flags` does not declare"
@@ -158,13 +158,13 @@ def test_option_flags_of_another_codec(entry: Enrolled) -> None:
 
 
 @one_item
-def test_a_refusal_that_carries_a_payload(entry: Enrolled) -> None:
+def test_non_finite_frame_with_a_payload_is_refused(entry: Enrolled) -> None:
     frame = parsed(entry)
     assert_refused(replace(frame, flags=frame.flags | Flags.NON_FINITE), "NaN or Inf")
 
 
 @one_item
-def test_empty_tensors_carry_nothing(entry: Enrolled) -> None:
+def test_empty_tensor_with_payload_or_scales_is_refused(entry: Enrolled) -> None:
     frame = replace(parsed(entry), shape=(0, 7), payload=b"", scales=(), flags=0)
     assert tw.decode(frames.pack(frame)).shape == (0, 7)
     assert_refused(replace(frame, payload=b"\0"), "empty")
@@ -196,7 +196,7 @@ def test_3lc_runs_and_codes() -> None:
             assert_refused(three_lc_frame(b"\x79", 5, scales=scales), "scale")
 
 
-def test_floats_that_are_not_finite() -> None:
+def test_not_finite_floats_are_refused() -> None:
     for value in (float("nan"), float("inf"), -float("inf")):
         numbers = np.array([1.0] * 70_000 + [value], np.float32)
         for codec, payload in (
@@ -208,7 +208,7 @@ def test_floats_that_are_not_finite() -> None:
                 assert_refused(Frame(codec, "fp32", numbers.shape, payload=payload), "NaN or Inf")
 
 
-def test_int8_scales_and_the_level_that_is_not_used() -> None:
+def test_int8_scale_and_level_out_of_range_are_refused() -> None:
     assert_refused(Frame("int8", "fp32", (2,), (1.0,), payload=b"\x80\x01"), "-128")
     for scale in (-1.0, 3e38):
         with naming(f"{scale=}"):
@@ -218,7 +218,7 @@ def test_int8_scales_and_the_level_that_is_not_used() -> None:
 # ---- codecs that are not here
 
 
-def test_a_codec_that_is_not_registered() -> None:
+def test_unregistered_codec_is_refused() -> None:
     other = registry.Registry([FP32], ScratchPool())
     with pytest.raises(tw.FrameError, match="unknown codec '3lc'"):
         other.decode(frames.pack(three_lc_frame(b"\x79", 5)))

@@ -1,4 +1,4 @@
-"""A bound on the lag: what it does to s, that the lag stays within it, what is saved, and what all ways share."""
+"""A bound on the lag: its choice of s, its limit, its saved state, and equal results on host and device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(bound: LagBound, steps_waiting: float) -> tuple[float, float]:
     return round(bound.lag, 6), round(bound.sparsity, 6)
 
 
-def test_s_begins_at_1_rises_by_eighths_falls_at_once_and_stays_between() -> None:
+def test_lag_bound_starts_at_1_rises_by_eighths_and_falls_at_once() -> None:
     bound = LagBound(LIMIT, 1.75)
     assert bound.sparsity == 1
     rising = [measure(bound, 1.0)[1] for _ in range(10)]
@@ -52,7 +52,7 @@ def test_s_begins_at_1_rises_by_eighths_falls_at_once_and_stays_between() -> Non
     size=st.sampled_from([40, 300, 6000]),
 )
 @settings(max_examples=18, deadline=None)
-def test_the_lag_stays_within_the_limit_or_where_s_1_has_it(kind: str, seed: int, tail: int, size: int) -> None:
+def test_lag_stays_within_the_limit_or_the_lag_of_s_1(kind: str, seed: int, tail: int, size: int) -> None:
     """Between two measurements it can grow by what comes in them, and not by more."""
     draw = np.random.default_rng(seed)
     base = (draw.standard_normal(size) ** tail).astype(np.float32)
@@ -71,7 +71,7 @@ def test_the_lag_stays_within_the_limit_or_where_s_1_has_it(kind: str, seed: int
         assert np.mean(lags["bounded"]) < 0.7 * np.mean(lags["free"])
 
 
-def test_without_a_residual_or_a_limit_nothing_is_measured() -> None:
+def test_lag_is_not_measured_without_residual_or_limit() -> None:
     assert bounded(lag=None).lag_bound is None
     assert tw.codec("3lc", lag=3, error_feedback=False).context(torch.zeros(9)).lag_bound is None
     for wrong in (0.5, 0, -1, float("inf"), float("nan"), "five", True):
@@ -79,7 +79,7 @@ def test_without_a_residual_or_a_limit_nothing_is_measured() -> None:
             tw.codec("3lc", lag=wrong)
 
 
-def test_a_limit_that_is_never_reached_ends_at_the_s_asked_for() -> None:
+def test_lag_bound_below_its_limit_reaches_the_largest_sparsity() -> None:
     free, fixed = bounded(1.5, lag=1e9), bounded(1.5, lag=None)
     draw = np.random.default_rng(1)
     for _ in range(40):
@@ -91,7 +91,7 @@ def test_a_limit_that_is_never_reached_ends_at_the_s_asked_for() -> None:
     assert free.encode(last) == fixed.encode(last)
 
 
-def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
+def test_lag_of_device_tensors_equals_that_of_arrays() -> None:
     ours, theirs = ([bounded(size=size) for size in (1, 300, 50_000)] for _ in range(2))
     draw = np.random.default_rng(3)
     for _ in range(9):
@@ -105,7 +105,7 @@ def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
         np.testing.assert_array_equal(lag_bound(context).changing(), lag_bound(other).changing())
 
 
-def test_a_loss_scale_that_changes_changes_no_lag() -> None:
+def test_lag_is_independent_of_the_loss_scale() -> None:
     bound = LagBound(LIMIT, 1.75)
     measure(bound, 4.5)
     bound.scale(1024.0)
@@ -115,7 +115,7 @@ def test_a_loss_scale_that_changes_changes_no_lag() -> None:
     assert bound.lag == pytest.approx(4.5)
 
 
-def test_the_state_comes_back_and_damage_is_refused() -> None:
+def test_lag_state_round_trips_and_damaged_state_is_refused() -> None:
     bound = DeltaLagBound(LIMIT, 1.75)
     draw = np.random.default_rng(4)
     model, copy = np.zeros(30, np.float32), np.zeros(30, np.float32)

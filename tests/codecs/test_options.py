@@ -12,7 +12,7 @@ from tests.codecs.contract import naming
 from thinwire.policies.compression import codec_by_name
 
 
-def test_numbers_that_cannot_be_are_refused_and_change_nothing() -> None:
+def test_invalid_step_options_are_refused_before_a_change() -> None:
     wrong: dict[str, dict[str, list[Any]]] = {
         "terngrad": {"scale": [1e300, float("nan"), float("inf"), -1.0, "1"]},
         "votes": {"scale": [1e300], "workers": [0, -1, 2.5, 2**21]},

@@ -1,4 +1,4 @@
-"""Schemes of other packages that leave something undone: what a codec sees to all the same, and what it refuses."""
+"""Careless schemes of other packages: the checks that a codec makes for them, and the payloads that it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.frames import Frame, parse
 
 @dataclass(frozen=True, kw_only=True)
 class Careless(Scheme):
-    """A grid whose scale is no float32, and that never looks for NaN."""
+    """A grid with a scale that is not a float32, and without a check for NaN."""
 
     id: ClassVar[str] = "careless"
     num_scales: ClassVar[int] = 1
@@ -60,7 +60,7 @@ def decoded(frame: bytes) -> torch.Tensor:
     return out
 
 
-def test_nan_and_inf_are_seen_before_anything_has_changed() -> None:
+def test_plugin_codec_refuses_nan_and_inf_before_a_change() -> None:
     context = codec().context(torch.zeros(3))
     context.encode(torch.tensor([0.01, 0.5, -0.3]))
     before = context.state_dict()["residual"]
@@ -73,7 +73,7 @@ def test_nan_and_inf_are_seen_before_anything_has_changed() -> None:
     assert torch.equal(context.state_dict()["residual"], before)
 
 
-def test_a_sender_decodes_what_its_receivers_do() -> None:
+def test_sender_and_receiver_decode_equal_values() -> None:
     values = torch.linspace(-1, 1, 1001)
     context = codec().context(values)
     sent = decoded(context.encode(values))
@@ -88,12 +88,12 @@ def test_a_sender_decodes_what_its_receivers_do() -> None:
         ("scales", "careless: encode returned 2 scales; num_scales says 1"),
     ],
 )
-def test_what_nobody_could_decode_is_not_sent(wrong: str, message: str) -> None:
+def test_scheme_with_invalid_payload_raises_type_error(wrong: str, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         codec(wrong=wrong).encode(torch.ones(4))
 
 
-def test_a_scale_that_is_not_finite_in_the_frame_is_refused_before_anything_has_changed() -> None:
+def test_scale_not_finite_in_the_frame_is_refused_before_a_change() -> None:
     context = codec(wrong="huge").context(torch.zeros(400))
     with pytest.raises(tw.NonFiniteError, match=r"careless: a scale of 4e\+38 is more than float32 holds"):
         context.encode(torch.full((400,), 1e36))
@@ -101,7 +101,7 @@ def test_a_scale_that_is_not_finite_in_the_frame_is_refused_before_anything_has_
     assert parse(codec(wrong="huge", nonfinite="skip").encode(torch.full((400,), 1e36))).non_finite
 
 
-def test_what_autograd_saved_is_not_decoded_into_unnoticed() -> None:
+def test_decoding_into_a_tensor_saved_by_autograd_raises_in_backward() -> None:
     frame = tw.codec("fp32").encode(torch.arange(4.0))
     weights = torch.ones(4, requires_grad=True)
     saved = (weights * 1.0).exp()
@@ -110,7 +110,7 @@ def test_what_autograd_saved_is_not_decoded_into_unnoticed() -> None:
         saved.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def test_what_a_decoder_stumbles_over_is_the_frames_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_plugin_decoders_become_frame_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = codec().encode(torch.ones(4))
     for error, told in (
         (MemoryError("4 GiB"), "does not fit this machine's memory"),

@@ -38,24 +38,24 @@ def test_topk_of_the_worked_example() -> None:
             assert tw.decode(tw.codec("topk", k=k).encode(tensor)).tolist() == decoded
 
 
-def test_twenty_percent_as_a_bitmap() -> None:
+def test_topk_20_percent_as_a_bitmap() -> None:
     frame = tw.codec("topk", fraction=0.2, positions="bitmap").encode(V)
     assert bytes(tw.frames.parse(frame).payload) == bytes([80, 0]) + struct.pack("<ff", -3.0, 2.0)
     assert tw.decode(frame).tolist() == [0, -3, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
-def test_twenty_percent_as_indices() -> None:
+def test_topk_20_percent_as_indices() -> None:
     frame = tw.codec("topk", fraction=0.2, positions="index").encode(V)
     assert bytes(tw.frames.parse(frame).payload) == bytes([2, 1 | 3 << 4]) + struct.pack("<ff", -3.0, 2.0)
 
 
-def test_the_index_of_a_single_value_is_a_bit() -> None:
+def test_index_of_a_single_value_takes_one_bit() -> None:
     """⌈log2 1⌉ would be none."""
     frame = tw.codec("topk", k=1, positions="index").encode(torch.ones(1))
     assert bytes(tw.frames.parse(frame).payload) == bytes([1, 0]) + struct.pack("<f", 1.0)
 
 
-def test_fractions_round_up() -> None:
+def test_topk_fraction_rounds_up() -> None:
     cases: list[int] = [1, 7, 1000, 1001]
     for size in cases:
         with naming(f"size={size!r}"):
@@ -64,7 +64,7 @@ def test_fractions_round_up() -> None:
                 assert int(tw.decode(tw.codec("topk", fraction=fraction).encode(tensor)).count_nonzero()) == count
 
 
-def test_auto_takes_the_shorter() -> None:
+def test_positions_auto_takes_the_shorter_form() -> None:
     tensor = normal(4096)
     for fraction in (0.001, 0.02, 0.07, 0.09, 0.5, 1.0):
         sizes = {
@@ -74,7 +74,7 @@ def test_auto_takes_the_shorter() -> None:
         assert sizes["auto"] == min(sizes.values())
 
 
-def test_zeros_are_never_sent() -> None:
+def test_topk_never_sends_zeros() -> None:
     tensor = torch.zeros(5000)
     tensor[17] = 2.0
     parsed = tw.frames.parse(tw.codec("topk", k=100).encode(tensor))
@@ -93,7 +93,7 @@ def forged(frame: Frame, payload: bytes | None = None, **changes: Any) -> bytes:
     return tw.frames.pack(Frame(**{**fields, **({} if payload is None else {"payload": payload}), **changes}))
 
 
-def test_sparse_payloads_that_no_encoder_writes() -> None:
+def test_sparse_invalid_payloads_raise_frame_error() -> None:
     cases: list[tuple[bytes, str]] = [
         (forged(INDEX, bytes([2, 3 | 1 << 4]) + struct.pack("<ff", -3.0, 2.0)), "ascending"),
         (forged(INDEX, bytes([2, 3 | 3 << 4]) + struct.pack("<ff", -3.0, 2.0)), "ascending"),
@@ -126,13 +126,13 @@ CODECS: list[tuple[str, dict[str, Any]]] = [
 
 
 def messages(codec: tw.Codec) -> list[CheckedFrame]:
-    """Of three senders, the last of which is ten times as loud."""
+    """Returns the messages of three senders; the last one's norm is ten times as large."""
     dice = np.random.default_rng(3)
     drawn = [dice.standard_normal((24, 40)).astype(np.float32) * scale for scale in (1, 1.2, 10)]
     return [open_frame(codec.encode(values)) for values in drawn]
 
 
-def test_a_value_is_divided_by_the_number_of_its_senders() -> None:
+def test_sender_means_divide_each_value_by_its_number_of_senders() -> None:
     for name, options in CODECS:
         for clip in (False, True):
             with naming(f"{name} {options} {clip=}"):
@@ -154,7 +154,7 @@ def test_a_value_is_divided_by_the_number_of_its_senders() -> None:
                     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_the_median_is_the_lower_of_two_and_silence_does_not_count() -> None:
+def test_clip_takes_the_lower_median_and_ignores_zero_messages() -> None:
     codec = tw.codec("topk", k=1)
     told = [np.array(values, np.float32) for values in ([1, 0, 0], [0, 4, 0], [0, 0, 3], [0, 0, 0], [2, 0, 0])]
     out = np.zeros(3, np.float32)
@@ -166,7 +166,7 @@ def test_the_median_is_the_lower_of_two_and_silence_does_not_count() -> None:
     assert out.tolist() == [1.5, 2.0, 2.0]
 
 
-def test_a_damaged_payload_leaves_what_came_before() -> None:
+def test_sender_means_damaged_payload_keeps_earlier_frames() -> None:
     codec = tw.codec("blocktopk", block=64, k=9)
     good, other, _ = messages(codec)
     parsed = tw.frames.parse(codec.encode(np.ones(960, np.float32)))

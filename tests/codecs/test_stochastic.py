@@ -79,8 +79,8 @@ def test_votes_carry_the_mean_of_shared_scale_trits_exactly() -> None:
     assert len(tw.frames.parse(frame).payload) == -(-1001 * 4 // 8)
 
 
-def test_a_scale_may_be_said_of_a_step() -> None:
-    """The same bytes as with the option, from one codec: what was shared at this step is no configuration."""
+def test_scale_as_a_step_option_equals_the_codec_option() -> None:
+    """One codec gives the same bytes as with the option: a step's shared scale is not part of its configuration."""
     tensor = torch.linspace(-1, 1, 101)
     for context in (terngrad().context(tensor), terngrad(scale=9.0).context(tensor)):
         for scale in (2.0, 3.0):
@@ -92,7 +92,7 @@ def test_a_scale_may_be_said_of_a_step() -> None:
     assert said == tw.codec("votes", scale=1.0, workers=7).encode(mean)
 
 
-def test_a_context_asks_for_a_scale_that_covers_its_residual() -> None:
+def test_local_scale_of_a_context_includes_its_residual() -> None:
     with pytest.warns(UserWarning, match="terngrad is unbiased"):
         made = tw.codec("terngrad", clip=0, error_feedback=True, error_scale=0.5)
     context = made.context(torch.zeros(3))
@@ -104,21 +104,21 @@ def test_a_context_asks_for_a_scale_that_covers_its_residual() -> None:
         context.encode(gradient, scale=expected)
 
 
-def test_a_shared_scale_that_is_too_small_is_refused() -> None:
+def test_shared_scale_below_the_tensors_is_refused() -> None:
     with pytest.raises(tw.ConfigError, match="local_scale"):
         terngrad(scale=0.5, clip=0).encode(torch.tensor([1.0]))
     with pytest.raises(tw.ConfigError, match="largest magnitude"):
         tw.codec("votes", scale=0.5).encode(torch.tensor([1.0]))
 
 
-def test_a_mean_that_rounding_put_above_the_scale_is_a_full_vote() -> None:
+def test_votes_mean_rounded_above_the_scale_is_a_full_vote() -> None:
     above = np.nextafter(np.float32(0.3), np.float32(1))
     assert tw.decode(tw.codec("votes", scale=0.3).encode(np.array([above, -above]))).tolist() == pytest.approx(
         [0.3, -0.3]
     )
 
 
-def test_votes_that_nobody_cast() -> None:
+def test_votes_invalid_frames_raise_frame_error() -> None:
     cases: list[tuple[tuple[float, ...], bytes, str]] = [
         ((1.0,), b"\0", "2 scales"),
         ((1.0, 0.0), b"\0", "whole number, 1 … 1048576"),

@@ -44,7 +44,7 @@ def addresses(arrays: list[Any]) -> Any:
     return np.array([each.ctypes.data for each in arrays])
 
 
-def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
+def test_batch_frames_and_residuals_equal_those_of_single_encodes() -> None:
     ours, theirs = contexts(tensors(0)), contexts(tensors(0))
     batch = TernaryBatch(ours)
     for step in range(13):
@@ -58,7 +58,7 @@ def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
             assert one.residual is None or one.residual.equal(other.residual), (step, one.size)  # type: ignore[arg-type]
 
 
-def test_a_set_of_any_mixture_is_encoded_and_added_as_one_after_the_other() -> None:
+def test_tensor_set_mixed_codecs_equal_single_encodes_and_adds() -> None:
     given = [each.reshape(-1, 1) for each in tensors(1)]
     options: list[dict[str, Any]] = [{}, {"nonfinite": "skip"}, {"layout": "partition"}, {"entropy": "zstd"}]
     codecs = [*(tw.codec("3lc", **each) for each in options), tw.codec("int8"), tw.codec("bf16"), tw.codec("fp32")]
@@ -91,7 +91,7 @@ def test_a_set_of_any_mixture_is_encoded_and_added_as_one_after_the_other() -> N
             assert nbytes[place] == (0 if place == 3 else theirs[place].payload_nbytes)
 
 
-def test_a_set_names_the_tensor_of_a_frame_that_is_not_its_own() -> None:
+def test_tensor_set_foreign_frame_error_names_the_tensor() -> None:
     given = [np.ones(9, np.float32), np.ones(8, np.float32)]
     together = TensorSet([tw.codec("3lc").context(each, name=f"w{each.size}") for each in given])
     good = together.encode(Flats.of(given))
@@ -105,7 +105,7 @@ def test_a_set_names_the_tensor_of_a_frame_that_is_not_its_own() -> None:
         together.add([good[0], silent], Flats.of(given))
 
 
-def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
+def test_batch_with_nan_or_overflowing_scale_changes_no_state() -> None:
     for bad in (np.nan, np.inf, 3e38):
         given, made = tensors(2), contexts(tensors(2))
         TernaryBatch(made).encode(addresses(given))
@@ -117,7 +117,7 @@ def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
             assert context.residual is None or context.residual.equal(state["residual"])
 
 
-def test_a_batch_decodes_as_frames_do_one_by_one_and_leaves_what_is_not_its_own() -> None:
+def test_batch_decodes_like_single_frames_and_skips_foreign_frames() -> None:
     given = tensors(3)
     made = contexts(given)
     batch = TernaryBatch(made)
@@ -148,7 +148,7 @@ def assert_left(batch: TernaryBatch, out: Any, hostile: dict[str, Any]) -> None:
             assert np.array_equal(out, before), name
 
 
-def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None:
+def test_batch_skips_damaged_frames_with_a_valid_checksum() -> None:
     values = np.random.default_rng(0).standard_normal(700).astype(np.float32)
     context = tw.codec("3lc").context(values)
     body = bytes(frames.without_checksum(context.encode(values)))
@@ -181,7 +181,7 @@ def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None
     assert_left(batch, out, hostile)
 
 
-def test_a_damaged_zstd_stage_is_left_and_its_size_is_the_one_that_travelled() -> None:
+def test_batch_skips_damaged_zstd_stage_and_counts_wire_bytes() -> None:
     values = np.random.default_rng(0).standard_normal(7000).astype(np.float32) ** 3
     context = tw.codec("3lc", entropy="zstd").context(values)
     frame = context.encode(values)
@@ -210,7 +210,7 @@ def test_a_damaged_zstd_stage_is_left_and_its_size_is_the_one_that_travelled() -
 VALUES = torch.linspace(-1, 1, 100)
 
 
-def test_tensors_on_the_host_are_encoded_one_by_one_each_with_options_of_its_own() -> None:
+def test_encode_all_on_the_host_takes_options_of_each_tensor() -> None:
     codec, plain = tw.codec("3lc"), tw.codec("fp32")
     contexts = [codec.context(VALUES), plain.context(VALUES), codec.context(VALUES)]
     expected = [codec.encode(VALUES), plain.encode(VALUES), codec.encode(2 * VALUES)]
@@ -221,7 +221,7 @@ def test_tensors_on_the_host_are_encoded_one_by_one_each_with_options_of_its_own
     assert [tw.frames.parse(frame).scales for frame in frames] == [(2.0,), (1.0,)]
 
 
-def test_there_is_one_context_for_each_tensor_and_none_stands_twice() -> None:
+def test_encode_all_refuses_missing_and_repeated_contexts() -> None:
     context = tw.codec("3lc").context(torch.zeros(4))
     with pytest.raises(tw.ConfigError, match="2 contexts for 1 tensors"):
         encode_all([context, context], [torch.ones(4)])
@@ -230,7 +230,7 @@ def test_there_is_one_context_for_each_tensor_and_none_stands_twice() -> None:
     assert context.step == 0
 
 
-def test_many_frames_are_decoded_or_refused_before_a_tensor_that_does_not_fit() -> None:
+def test_decode_all_checks_every_tensor_before_decoding() -> None:
     decode_all([], [])
     values = [torch.ones(3), torch.zeros(0), torch.tensor([2.0, -2.0])]
     frames, outs = [tw.codec("3lc").encode(each) for each in values], [torch.full_like(each, 7.0) for each in values]

@@ -45,7 +45,7 @@ def total_at_owner(given: list[Any], span: slice, pushes: Pushes, name: str, par
     return total * np.float32(1 / len(given))
 
 
-def test_both_passes_follow_the_equations_whatever_the_order_of_packets() -> None:
+def test_both_passes_follow_the_equations_for_any_order_of_packets() -> None:
     for world in (2, 3):
         cores, bucket = collectives(tensors(CODEC), world), bucket_of()
         residuals = cores[0].residuals
@@ -125,7 +125,7 @@ def test_slice_without_gradient_keeps_its_residual_with_drop_zeros() -> None:
     assert step(cores, bucket, unused, 2)[0][: SIZES["w"]].any(), "one rank's gradient is enough"
 
 
-def test_nan_anywhere_raises_or_skips_the_step_and_leaves_residuals_as_they_were() -> None:
+def test_nan_on_any_rank_raises_or_skips_and_keeps_residuals() -> None:
     bucket = bucket_of()
     for bad in (np.nan, np.inf):
         for at in (0, 29_999, 30_003, 30_500):
@@ -155,7 +155,7 @@ def test_sum_that_overflows_skips_the_step() -> None:
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_means_over_senders_take_every_rank_for_a_sender_its_owner_too(clip: bool) -> None:
+def test_means_over_senders_count_the_owner_as_a_sender(clip: bool) -> None:
     sizes = {"w": 12, "bias": 7}
     cores = collectives(tensors(tw.codec("topk", k=3), sizes, down=PLAIN), 3, of_senders=True, clip=clip)
     contexts = [tw.codec("topk", k=3).context(np.zeros(12, np.float32)) for _ in cores]
@@ -232,7 +232,7 @@ def travel(core: Collective, names: str = "a bias b c") -> list[list[int]]:
     return [[exchange.bucket, count] for exchange, count in ready]
 
 
-def test_small_buckets_travel_together_until_they_are_large_enough() -> None:
+def test_small_buckets_share_an_exchange_up_to_the_group_size() -> None:
     for nbytes, expected in (
         (0, [[0, 1], [1, 1], [2, 1], [3, 1]]),
         (2001, [[0, 2], [2, 2]]),
@@ -283,7 +283,7 @@ def waiting(core: Collective) -> float:
 
 
 @pytest.mark.parametrize("mean", [True, False])
-def test_residuals_leave_with_the_next_codec_and_wholly_with_an_all_reduce(mean: bool) -> None:
+def test_residuals_are_sent_by_the_next_codec_or_an_all_reduce(mean: bool) -> None:
     cores = collectives(tensors(BASE), WORLD, mean=mean)
     sent, wanted = np.zeros(sum(SIZES.values())), np.zeros(sum(SIZES.values()))
     path = (
@@ -323,7 +323,7 @@ def test_switching_back_to_3lc_gives_the_frames_of_a_rank_that_never_switched() 
         assert np.array_equal(one, other)
 
 
-def test_lag_bound_follows_the_asked_sparsity() -> None:
+def test_lag_bound_follows_limit_sparsity() -> None:
     bound = BASE.context(torch.zeros(300)).lag_bound
     assert bound is not None
     update = np.ones(300, np.float32)

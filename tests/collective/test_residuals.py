@@ -55,7 +55,7 @@ def test_state_is_bit_exact_on_as_many_ranks() -> None:
         assert all(blank[kind][name].shape == state[kind][name].shape for kind in state for name in state[kind])
 
 
-def test_state_of_other_owners_is_told_apart_and_resized() -> None:
+def test_state_of_other_owners_is_recognised_and_resized() -> None:
     """A tensor that is frozen since was uncompressed, and its weight has moved another."""
     ranks = trained(2)
     before, states = unsent(ranks), [residuals.state_dict() for residuals in ranks]
@@ -73,7 +73,7 @@ def test_state_of_other_owners_is_told_apart_and_resized() -> None:
         fresh[0].load_resized(states)
 
 
-def test_other_numbers_of_ranks_keep_what_is_still_to_be_added() -> None:
+def test_state_resized_to_other_ranks_keeps_outstanding_values() -> None:
     """To the last bit of float32, however often the number of ranks changes."""
     for first, *worlds in ((2, 1), (2, 4), (4, 3, 5), (5, 2, 1, 3)):
         for down in (None, PLAIN):
@@ -142,7 +142,7 @@ def test_one_rank_alone_adds_the_residuals_of_an_earlier_run() -> None:
     assert np.array_equal(again, values)
 
 
-def test_residual_of_a_slice_without_gradient_waits_on_with_drop_zeros() -> None:
+def test_residual_of_a_slice_without_gradient_stays_with_drop_zeros() -> None:
     [core] = collectives(tensors(CODEC), 1, drop_zeros=True)
     for context in core.residuals.contexts.values():
         assert context.residual is not None
@@ -218,7 +218,7 @@ def test_every_value_lies_in_one_shard_as_torch_cuts() -> None:
             assert parts[0].start == 0 and parts[-1].stop == whole.size, name
 
 
-def test_other_meshes_keep_what_is_still_to_be_added() -> None:
+def test_state_resized_to_other_meshes_keeps_outstanding_values() -> None:
     draw = np.random.default_rng(0)
     for meshes in (
         [(4, None), (3, None), (5, None)],

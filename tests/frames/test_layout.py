@@ -32,8 +32,8 @@ def test_numbers_flags_and_limits() -> None:
     }
 
 
-def test_fields_stand_in_the_documented_order() -> None:
-    """A frame is read by the widths of the table alone, and every field holds what it should."""
+def test_frame_fields_have_the_documented_order() -> None:
+    """Reads a frame by the table's widths alone, and checks the value of every field."""
     frame = tw.frames.pack(tw.frames.Frame("mine", "fp64", (3, 300), (0.5, -2.0), 0x0301, b"payload"))
     values: dict[str, bytes] = {}
     at = 0
@@ -75,7 +75,7 @@ def test_fields_stand_in_the_documented_order() -> None:
     assert len(values["checksum"]) == layout.CHECKSUM_NBYTES
 
 
-def test_the_worked_frame() -> None:
+def test_worked_frame_of_the_page_parses() -> None:
     documented = bytes.fromhex("".join(cells for cells, _ in table("A worked frame")))
     tensor = torch.tensor([0.30, -0.10, 0, -0.40, 0.15, 0.05, 0.02, 0, -0.01, 0.22, 0, -0.21]).view(3, 4)
     assert tw.codec("3lc", sparsity=1.75).encode(tensor) == documented
@@ -98,7 +98,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
 """What docs/wire-format.md has a reader check, by a word of each step in its order: a fault, and how it is refused."""
 
 
-def test_faults_are_found_in_the_order_of_the_page() -> None:
+def test_frame_faults_are_checked_in_the_documented_order() -> None:
     steps = re.split(r"\b\d+\. ", " ".join(section("What a reader checks, in this order").split()))[1:]
     assert len(steps) == len(STEPS)
     for number, (word, fault, message) in enumerate(STEPS):

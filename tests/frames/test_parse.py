@@ -35,7 +35,7 @@ HONEST: list[tuple[Frame, bytes]] = [
 ]
 
 
-def test_frames_by_hand_are_the_frames_of_the_code() -> None:
+def test_handmade_frames_equal_packed_frames() -> None:
     for said, by_hand in HONEST:
         assert pack(said) == by_hand and parse(by_hand) == said, said
     parsed = parse(frame())
@@ -44,7 +44,7 @@ def test_frames_by_hand_are_the_frames_of_the_code() -> None:
     assert parse(frame(scales=(0.1,))).scales != (0.1,), "four bytes each, but for fp64"
 
 
-def test_any_bytes_like_object_is_taken_and_without_a_copy_the_payload_is_a_view() -> None:
+def test_parse_takes_bytes_like_objects_and_copy_false_gives_a_view() -> None:
     data = bytearray(frame())
     assert parse(data) == parse(memoryview(data)) == parse(bytes(data))
     assert isinstance(parse(data).payload, bytes)
@@ -107,7 +107,7 @@ def refused(data: bytes, named: str = ".") -> None:
         parse(data)
 
 
-def test_lies_of_a_header() -> None:
+def test_false_headers_raise_frame_error() -> None:
     for named, lies in LIES.items():
         for lie in lies:
             refused(lie, named)
@@ -123,7 +123,7 @@ def test_frames_cut_at_every_byte_and_every_flipped_bit() -> None:
         refused(bytes(damaged))
 
 
-def test_nothing_is_allocated_for_a_lie() -> None:
+def test_false_headers_allocate_no_memory() -> None:
     lies = [
         *(frame(dims=(varint(2**40),)), frame(dims=(varint(2**62),)), frame(num_scales=varint(2**24))),
         *(frame(num_scales=varint(2**62)), frame(length=varint(2**62)), frame(codec=b"\x00\xff")),
@@ -165,13 +165,13 @@ def frames(draw: st.DrawFn) -> Frame:
 
 @PLAIN
 @given(frames())
-def test_what_was_packed_is_parsed(frame: Frame) -> None:
+def test_parse_undoes_pack(frame: Frame) -> None:
     assert parse(pack(frame)) == frame
 
 
 @PLAIN
 @given(frames(), st.data())
-def test_there_is_one_form_of_a_frame(frame: Frame, data: st.DataObject) -> None:
+def test_frame_has_one_canonical_form(frame: Frame, data: st.DataObject) -> None:
     """Any other bytes that parse are another frame: nothing can be said in two ways."""
     packed = pack(frame)
     body = bytearray(packed[:-8])

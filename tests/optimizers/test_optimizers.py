@@ -91,7 +91,7 @@ def test_groups_have_options_and_rates_of_their_own() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_options_survive_json_and_local_ones_stay() -> None:
+def test_portable_options_survive_json_without_local_ones() -> None:
     for name, options in CASES:
         kind: Any = ALLOWED[name]
         optimizer = kind([torch.zeros(1)], lr=0.125, **options)
@@ -107,7 +107,7 @@ def test_options_survive_json_and_local_ones_stay() -> None:
     assert portable_options(group, optimizer.defaults)["momentum"] == 0.75, "numbers in tensors travel as numbers"
 
 
-def test_what_is_not_built() -> None:
+def test_invalid_optimizers_are_refused() -> None:
     table = [(0, torch.zeros(3, 2))]
     for key in sorted(LOCAL_OPTIONS):  # a plan may not choose how a server computes
         with pytest.raises(ProtocolError, match=rf"Adam .*'{key}'"):
@@ -121,7 +121,7 @@ def test_what_is_not_built() -> None:
 GROUPS: tuple[dict[str, Any], ...] = ({"momentum": 0.9, "weight_decay": 0.0}, {"betas": [0.9, 0.99], "centered": False})
 
 
-def test_changes_lead_from_one_to_the_other() -> None:
+def test_changes_applied_give_the_new_options() -> None:
     after: tuple[dict[str, Any], ...] = ({**GROUPS[0], "momentum": 0.5}, {**GROUPS[1], "betas": [0.8, 0.99]})
     said = changes(GROUPS, after)
     assert said == ((0, {"momentum": 0.5}), (1, {"betas": [0.8, 0.99]}))
@@ -130,7 +130,7 @@ def test_changes_lead_from_one_to_the_other() -> None:
     assert GROUPS[0]["momentum"] == 0.9, "what held before is left as it was"
 
 
-def test_what_a_peer_may_not_say() -> None:
+def test_invalid_changes_of_a_peer_raise_protocol_error() -> None:
     refused: list[tuple[int, str, Any, str]] = [
         (2, "momentum", 0.5, "group 2"),
         (-1, "momentum", 0.5, "group -1"),
@@ -177,7 +177,7 @@ def test_every_option_that_may_change_does_so_in_the_middle_of_training() -> Non
             assert torch.isfinite(value).all(), (name, key)
 
 
-def test_options_of_others_than_worker_0_do_not_count() -> None:
+def test_options_of_workers_other_than_0_are_ignored() -> None:
     quiet, loud = Shard(), Shard()
     for step in range(3):
         quiet.step(step)
@@ -188,7 +188,7 @@ def test_options_of_others_than_worker_0_do_not_count() -> None:
     assert quiet.bits() == loud.bits()
 
 
-def test_it_is_what_torch_does_where_updates_are_sent_whole() -> None:
+def test_outer_momentum_equals_torch_nesterov_uncompressed() -> None:
     random, rate = torch.Generator().manual_seed(1), 0.7
     for momentum in (0.3, 0.9):
         start = torch.randn(50, generator=random)
@@ -205,7 +205,7 @@ def test_it_is_what_torch_does_where_updates_are_sent_whole() -> None:
             torch.testing.assert_close(sent + outer.ahead, weight.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_one_that_comes_late_goes_on_with_the_same_bits() -> None:
+def test_outer_momentum_loaded_late_has_the_same_bits() -> None:
     sent, first, late = torch.zeros(9), OuterMomentum(0.9), OuterMomentum(0.9)
     first.begin(sent)
     for step in range(6):
@@ -218,7 +218,7 @@ def test_one_that_comes_late_goes_on_with_the_same_bits() -> None:
     assert first.ahead is not None and late.ahead is not None and torch.equal(first.ahead, late.ahead)
 
 
-def test_what_is_not_finite_is_refused_and_changes_nothing() -> None:
+def test_outer_momentum_refuses_a_state_that_is_not_finite() -> None:
     outer = OuterMomentum(0.9)
     outer.begin(torch.zeros(2))
     with pytest.raises(ProtocolError, match="a momentum that is not finite"):

@@ -29,12 +29,12 @@ MESSAGE = Shard(step=7, bucket=3)
 
 
 def as_bytes(data: bytes) -> tuple[Message, list[bytes]]:
-    """Reads a packet whose tensors all have frames of their own."""
+    """Reads a packet without batched tensors."""
     message, frames = parse(data)
     return message, [bytes(frame) for frame in frames if not isinstance(frame, BatchedTensor)]
 
 
-def test_a_packet_by_hand_is_the_packet_of_the_code() -> None:
+def test_handmade_packet_equals_packed_packet() -> None:
     frames = (b"abc", b"", b"de")
     assert pack(MESSAGE, frames) == packet()
     assert b"".join(segments(MESSAGE, frames)) == packet()
@@ -60,7 +60,7 @@ def test_frames_are_views_of_any_buffer_which_may_be_longer() -> None:
         parse(buffer)
 
 
-def test_the_kind_is_known_without_a_look_at_the_rest() -> None:
+def test_kind_of_reads_only_the_head() -> None:
     for number, kind in KINDS.items():
         assert kind_of(packet(kind=number)) is kind
     assert kind_of(packet(kind=200)) is None and kind_of(b"TP\x02") is None
@@ -108,7 +108,7 @@ def refused(data: bytes, named: str, *, exact: bool = True) -> None:
         parse(data, exact=exact)
 
 
-def test_lies_of_a_packet() -> None:
+def test_false_packets_raise_protocol_error() -> None:
     for named, lies in LIES.items():
         for lie in lies:
             refused(lie, named)
@@ -132,7 +132,7 @@ def ones(count: int) -> BatchedTensor:
     return BatchedTensor(np.full(count, 0.5, np.float32))
 
 
-def test_batched_tensors_come_back_to_their_tables() -> None:
+def test_batched_tensors_return_to_their_tables() -> None:
     for message in (Push(step=3, tables=(4, 1, 0, 7)), Delta(version=3, tables=(4, 1, 0, 7))):
         came, (alone, first, empty, second) = parse(pack(message, (b"frame", ones(2), b"", ones(5))))
         assert came == msgspec.structs.replace(message, batch=(0, 2, 0, 5))
@@ -166,7 +166,7 @@ arrays_of_floats = st.lists(arrays(np.float32, st.integers(1, 40), elements=fini
 
 @given(values=arrays_of_floats, dtype=st.sampled_from([np.float32, np.float64]))
 @settings(deadline=None)
-def test_tensors_come_out_as_they_went_in(values: list[np.ndarray], dtype: type) -> None:
+def test_batch_join_and_split_are_inverse(values: list[np.ndarray], dtype: type) -> None:
     values = [each.astype(dtype) for each in values]
     frame = join([BatchedTensor.of(each, "w") for each in values])
     assert decode(frame).numpy().tobytes() == b"".join(each.tobytes() for each in values)
@@ -176,7 +176,7 @@ def test_tensors_come_out_as_they_went_in(values: list[np.ndarray], dtype: type)
 
 @given(values=arrays_of_floats)
 @settings(deadline=None)
-def test_rounded_tensors_travel_in_16_bits(values: list[np.ndarray]) -> None:
+def test_batch_of_rounded_tensors_takes_16_bits_a_value(values: list[np.ndarray]) -> None:
     values = [np.clip(each, -1e38, 1e38) for each in values]
     narrow = [BatchedTensor.of(each, "w", narrow=True) for each in values]
     for part, each in zip(narrow, values, strict=True):
@@ -231,7 +231,7 @@ OTHER_FRAMES = [
 ]
 
 
-def test_other_frames_are_no_batch() -> None:
+def test_batch_split_refuses_other_frames() -> None:
     for frame, message in OTHER_FRAMES:
         with pytest.raises(FrameError, match=message):
             split(frame, [2, 3])
@@ -239,7 +239,7 @@ def test_other_frames_are_no_batch() -> None:
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_mutated_batches_raise_frame_errors_alone(data: st.DataObject) -> None:
+def test_mutated_batches_raise_only_frame_errors(data: st.DataObject) -> None:
     frame = bytearray(join([BatchedTensor(np.ones(2, np.float32)), BatchedTensor(np.zeros(30, np.float32))]))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -266,8 +266,8 @@ def test_limits() -> None:
     }
 
 
-def test_fields_stand_in_the_documented_order() -> None:
-    """A packet is read by the widths of the table alone, and every field holds what it should."""
+def test_packet_fields_have_the_documented_order() -> None:
+    """Reads a packet by the table's widths alone, and checks the value of every field."""
     packet, at = pack(Shard(step=7, bucket=3), FRAMES), 0
     values: dict[str, bytes] = {}
     for _, name, width, _ in table("Packets"):
@@ -289,7 +289,7 @@ def test_fields_stand_in_the_documented_order() -> None:
     assert sum(len(values[name]) for name in list(values)[:6]) == layout.HEAD_NBYTES
 
 
-def test_the_worked_packet() -> None:
+def test_worked_packet_of_the_page_parses() -> None:
     documented = bytes.fromhex("".join(cells for cells, _ in table("A worked packet")))
     assert pack(Shard(step=7, bucket=3), FRAMES) == documented
     assert parse(documented) == (Shard(step=7, bucket=3), FRAMES)

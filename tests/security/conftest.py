@@ -36,4 +36,4 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     folder = tmp_path_factory.mktemp("pki") / "certs"
     authority = Authority("the training's")
     make_starter(folder, authority, workers=2, hosts=["127.0.0.1"])
-    return Pki(folder, authority, Authority("somebody else's"))
+    return Pki(folder, authority, Authority("another CA"))

@@ -1,6 +1,6 @@
-"""Attacks on a server, each by a stranger or by a worker that goes beyond its rights, while an honest worker trains.
+"""Attacks on a server by an unauthenticated caller or a worker that exceeds its rights, while another worker trains.
 
-`Watch` sits where bytes leave the transport: what it has not seen was not decoded.
+`Watch` records bytes between the transport and the decoder: other bytes were not decoded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Watch:
 
 
 class Training:
-    """A server that is told who may come, and worker 0, which needs no other to take a step."""
+    """A server with credentials, and worker 0, which can take steps alone."""
 
     def __init__(self, pki: Pki) -> None:
         self.pki, self.core = pki, ServerCore()
@@ -105,7 +105,7 @@ class Training:
         return second < first and self.core.failed is None
 
     def options(self, rank: int = 1, **changed: Any) -> GrpcOptions:
-        """What worker `rank` shows, with changes."""
+        """Returns the credentials of worker `rank`, with changes."""
         return replace(self.pki.worker(rank).worker(rank), **changed)
 
     def say(self, *packets: bytes, rank: int = 1) -> str:
@@ -136,7 +136,7 @@ def training(pki: Pki) -> Iterator[Training]:
 
 
 def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s: float = WAIT_S) -> str:
-    """Connects as a worker would, and says something; returns what the worker is told."""
+    """Connects as a worker and sends messages; returns the server's answer."""
     try:
         with connect(address or training.address, connect_timeout_s=timeout_s, options=options) as connection:
             connection.send(b"stranger")
@@ -198,18 +198,18 @@ def stranger_root(training: Training) -> Tls:
     return replace(tls, root=training.pki.stranger.issued.certificate)
 
 
-HUNG_UP = "it hung up; it may want a certificate"
+CLOSED = "it hung up; it may want a certificate"
 USES_TLS = "uses TLS, and this worker does not: give it --tls-ca"
 NO_TOKEN = "UNAUTHENTICATED: it showed no token"
 WRONG = "the server does not know its token"
-TWO_RANKS = "what it showed is for ranks 0 and 1; give it those of one rank"
+TWO_RANKS = "its certificate and token are for ranks 0 and 1; give it those of one rank"
 STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
     "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions()), USES_TLS),
     "plaintext with a true token": (lambda t: dial(t, t.options(tls=None)), USES_TLS),
     "no certificate": (lambda t: dial(t, t.options(tls=nameless(t))), "lets in only workers with a certificate"),
-    "a certificate of another authority": (lambda t: dial_in_vain(t, certificate(t)), HUNG_UP),
-    "a certificate that has expired": (lambda t: dial_in_vain(t, certificate(t, own=True, days=-1)), HUNG_UP),
-    "a server's certificate": (lambda t: dial_in_vain(t, certificate(t, own=True, usage="server")), HUNG_UP),
+    "a certificate of another authority": (lambda t: dial_in_vain(t, certificate(t)), CLOSED),
+    "a certificate that has expired": (lambda t: dial_in_vain(t, certificate(t, own=True, days=-1)), CLOSED),
+    "a server's certificate": (lambda t: dial_in_vain(t, certificate(t, own=True, usage="server")), CLOSED),
     "a worker that trusts another authority": (lambda t: dial_in_vain(t, stranger_root(t)), "do not trust"),
     "no token": (lambda t: dial(t, t.options(token=None)), "does not let this worker in: it showed no"),
     "a wrong token": (lambda t: dial(t, t.options(token=lambda: "x" * 43)), WRONG),
@@ -234,7 +234,7 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
 }
 
 
-def test_nothing_that_strangers_say_is_decoded(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_refused_callers_are_not_decoded(training: Training, caplog: pytest.LogCaptureFixture) -> None:
     known = set(training.watch.opened_peers)
     for name, (attack, told) in STRANGERS.items():
         answer = attack(training)
@@ -245,7 +245,7 @@ def test_nothing_that_strangers_say_is_decoded(training: Training, caplog: pytes
     assert "was not let in: " in caplog.text
 
 
-def test_tls_to_a_plaintext_port_says_so(training: Training) -> None:
+def test_tls_to_a_plaintext_port_names_the_cause(training: Training) -> None:
     with serve(serving(ServerCore()), "127.0.0.1:0") as plain:
         answer = dial(training, training.options(), plain.address, timeout_s=WAIT_S)
     assert "do not trust each other" in answer and "WRONG_VERSION_NUMBER" in answer
@@ -317,7 +317,7 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
 }
 
 
-def test_a_known_worker_that_goes_too_far_harms_itself_alone(training: Training) -> None:
+def test_misbehaving_worker_ends_only_its_own_session(training: Training) -> None:
     for name, (attack, told) in KNOWN.items():
         answer = attack(training)
         assert answer.startswith(told) or told in answer[:120], f"{name}: {answer}"

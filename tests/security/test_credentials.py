@@ -1,4 +1,4 @@
-"""Credentials: the starter's files, PEM and tokens, what goes together, and what is refused without a secret."""
+"""Credentials: the starter's files, PEM and tokens, valid combinations, and refusals that quote no secret."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_servers_and_a_workers_options(pki: Pki) -> None:
     assert Credentials().worker(0, base) == Credentials().server(base) == base
 
 
-def test_halves_are_refused_and_files_named(pki: Pki, tmp_path: Path) -> None:
+def test_incomplete_credentials_are_refused_by_file(pki: Pki, tmp_path: Path) -> None:
     server, text = pki.server(), tmp_path / "text"
     text.write_text("hello")
     for change, why in (
@@ -66,11 +66,11 @@ def test_halves_are_refused_and_files_named(pki: Pki, tmp_path: Path) -> None:
         pki.worker(0).worker(1)
 
 
-def nobody(_: object) -> Any:
+def never_called(_: object) -> Any:
     raise AssertionError("nothing is served")
 
 
-def test_beyond_this_machine_a_server_needs_both_and_a_token_needs_tls(pki: Pki) -> None:
+def test_server_beyond_loopback_needs_certificate_and_tokens(pki: Pki) -> None:
     full = pki.server().server()
     for options, missing in (
         (GrpcOptions(), "without a certificate and a token file admits every caller"),
@@ -79,7 +79,7 @@ def test_beyond_this_machine_a_server_needs_both_and_a_token_needs_tls(pki: Pki)
     ):
         for address in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0"):
             with pytest.raises(ConfigError, match=missing):
-                serve(nobody, address, options=options)
+                serve(never_called, address, options=options)
         replace(options, insecure=True).check_server("0.0.0.0")
     full.check_server("0.0.0.0")
     clear = replace(pki.worker(0), ca=None, cert=None, key=None).worker(0)
@@ -127,10 +127,10 @@ def test_unusable_files_are_refused_by_name(pki: Pki, put: Callable[[str, bytes]
             read_tls(*files)
 
 
-def test_authorities_out_of_their_dates_are_refused(
+def test_expired_and_future_authorities_are_refused(
     pki: Pki, put: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is valid is enough, as where an authority is being replaced."""
+    """One valid authority suffices, for example while an authority is replaced."""
     older, old = (Authority("old", days=days).issued.certificate for days in (-9, -1))
     last = datetime.now(UTC) - timedelta(days=1)
     with pytest.raises(ConfigError, match=rf"ca '.*two' has run out: it was valid until {last:%Y-%m-%d}"):
@@ -152,7 +152,7 @@ def test_authorities_out_of_their_dates_are_refused(
 ONE, TWO, THREE = (f"{number}-{'x' * 20}" for number in ("one", "two", "three"))
 
 
-def test_lines_are_tokens_of_a_rank_or_of_any() -> None:
+def test_token_file_lines_are_for_one_rank_or_any() -> None:
     text = f"# of the training\n\n{ONE}\nrank=3 {TWO}   # the third site\n  rank=12\t{THREE}\n"
     assert parse_tokens(text, "f") == (Token(ONE), Token(TWO, 3), Token(THREE, 12))
     assert parse_tokens(new_token(), "f")[0].rank is None
@@ -189,7 +189,7 @@ def write(path: Path, text: str) -> None:
         os.utime(path, ns=(later, later))
 
 
-def test_a_token_is_replaced_while_both_hold(tmp_path: Path) -> None:
+def test_token_is_replaced_while_old_and_new_are_valid(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     write(path, f"rank=1 {ONE}")
     tokens = TokenFile(path)
@@ -202,7 +202,7 @@ def test_a_token_is_replaced_while_both_hold(tmp_path: Path) -> None:
         tokens.own(2)
 
 
-def test_an_unreadable_token_file_lets_no_peer_in_until_it_is_readable(tmp_path: Path) -> None:
+def test_unreadable_token_file_admits_no_peer_until_it_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     with pytest.raises(ConfigError, match=r"tokens' cannot be read: No such file"):
         TokenFile(path)
@@ -226,7 +226,7 @@ def test_an_unreadable_token_file_lets_no_peer_in_until_it_is_readable(tmp_path:
 WAIT_S = 20.0
 
 
-def test_a_starter_is_for_its_owner_and_overwrites_nothing(pki: Pki, tmp_path: Path) -> None:
+def test_starter_files_are_private_and_never_overwritten(pki: Pki, tmp_path: Path) -> None:
     files = sorted(pki.folder.iterdir())
     assert files == sorted(files_in(pki.folder, 2)) and {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert stat.S_IMODE(pki.folder.stat().st_mode) == 0o700
@@ -239,7 +239,9 @@ def test_a_starter_is_for_its_owner_and_overwrites_nothing(pki: Pki, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
-def test_folders_that_cannot_be_or_fill_up_are_named(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starter_in_an_invalid_or_full_folder_raises_config_error(
+    pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     for folder, why in ((tmp_path / "file" / "folder", "Not a directory"), (tmp_path / ("x" * 300), "name too long")):
         with pytest.raises(ConfigError, match=f"{folder} cannot be written: .*{why}; choose another folder"):
@@ -262,7 +264,7 @@ def test_folders_that_cannot_be_or_fill_up_are_named(pki: Pki, tmp_path: Path, m
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="signs with openssl")
-def test_one_more_worker_is_signed_as_the_page_says(pki: Pki, tmp_path: Path) -> None:
+def test_one_more_worker_is_signed_as_documented(pki: Pki, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     [block] = re.findall(r"^```sh [^\n]*\n(openssl .*?)^```", page, re.M | re.S)
     certs = tmp_path / "certs"

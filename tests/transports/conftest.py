@@ -1,4 +1,4 @@
-"""A small cluster over any transport, with a handler that remembers what it was told."""
+"""A small cluster over any transport, with a handler that records its calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ React = Callable[[Sender, int, bytes], None]
 
 
 class Recorder:
-    """A handler that logs every call, and answers as it is told to."""
+    """A handler that records every call, and answers by a given function."""
 
     server: Server
 

@@ -1,4 +1,4 @@
-"""A peer group whose ranks share a process, for tests of what drives one: messages wait in queues, ranks may go."""
+"""A peer group with all ranks in one process, for tests of its callers: messages wait in queues, ranks may leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[int, int, int]
 
 @dataclass
 class Links:
-    """What lies between the ranks."""
+    """The queues between the ranks."""
 
     messages: dict[Key, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     posted: dict[Key, int] = field(default_factory=lambda: defaultdict(int))

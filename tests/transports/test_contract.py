@@ -114,7 +114,7 @@ class TestSessions:
         for kind in ("opened", "closed"):
             assert sorted(event[1] for event in recorder.events if event[0] == kind) == [0, 1, 2]
 
-    def test_a_worker_that_closes_loses_nothing_it_sent(self, cluster: Cluster) -> None:
+    def test_worker_close_delivers_sent_packets(self, cluster: Cluster) -> None:
         recorder = cluster.serve()
         connection = cluster.connect()
         packets = [bytes_of(30_000 + number) for number in range(30)]
@@ -129,7 +129,7 @@ class TestSessions:
         with pytest.raises(TransportError, match="this end has closed the session"):
             connection.receive(WAIT_S)
 
-    def test_a_server_ends_a_session_after_what_is_pending(self, cluster: Cluster) -> None:
+    def test_server_close_delivers_pending_packets(self, cluster: Cluster) -> None:
         recorder = cluster.serve(dismiss)
         connection = cluster.connect()
         connection.send(b"1")
@@ -142,7 +142,7 @@ class TestSessions:
             connection.send(b"1")
         connection.close()
 
-    def test_nothing_is_delivered_after_the_handler_ended_the_session(self, cluster: Cluster) -> None:
+    def test_no_packet_is_delivered_after_the_handler_closed_the_session(self, cluster: Cluster) -> None:
         recorder = cluster.serve(dismiss)
         connection = cluster.connect()
         connection.send(b"1")
@@ -189,7 +189,7 @@ class TestSessions:
 
 
 class TestDeadlines:
-    def test_nothing_in_time_is_an_error_and_the_session_lives(self, cluster: Cluster) -> None:
+    def test_receive_timeout_raises_and_the_session_continues(self, cluster: Cluster) -> None:
         recorder = cluster.serve()
         connection = cluster.connect()
         for timeout_s in (0, 0.02):
@@ -202,7 +202,7 @@ class TestDeadlines:
 
 
 class TestCrashes:
-    def test_a_worker_that_crashes_is_told_as_an_error(self, cluster: Cluster) -> None:
+    def test_crashed_worker_closes_with_an_error(self, cluster: Cluster) -> None:
         recorder = cluster.serve()
         connection = cluster.connect()
         connection.send(b"1")
@@ -215,7 +215,7 @@ class TestCrashes:
             raise KeyError("training failed")
         assert recorder.wait_closed(1) is not None
 
-    def test_a_server_that_stops_in_good_order(self, cluster: Cluster) -> None:
+    def test_server_stop_ends_sessions_without_error(self, cluster: Cluster) -> None:
         recorder = cluster.serve(swallow)
         connection = cluster.connect()
         packets = [bytes_of(50_000 + number) for number in range(5)]
@@ -229,7 +229,7 @@ class TestCrashes:
         assert recorder.wait_closed() is None
         assert cluster.server.wait(WAIT_S) is True
 
-    def test_a_server_that_goes_away_in_mid_stream(self, cluster: Cluster) -> None:
+    def test_server_stop_without_grace_breaks_sessions(self, cluster: Cluster) -> None:
         recorder = cluster.serve(swallow)
         connection = cluster.connect()
         connection.send(bytes(100_000))
@@ -245,7 +245,7 @@ class TestCrashes:
         stopper.join()
         assert recorder.wait_closed() is not None
 
-    def test_a_handler_that_fails_stops_the_server(self, cluster: Cluster) -> None:
+    def test_failing_handler_stops_the_server(self, cluster: Cluster) -> None:
         def fail(sender: Sender, peer: int, packet: bytes) -> None:
             raise ArithmeticError("a bug in the handler")
 
@@ -281,7 +281,7 @@ class TestLimits:
         assert connection.bytes_sent == wire_nbytes(fits)
         assert len(refused) == 1 and "limit of 1000 bytes" in refused[0]
 
-    def test_a_peer_is_held_to_its_own_limit(self, cluster: Cluster) -> None:
+    def test_packet_limit_of_one_peer_ends_its_session(self, cluster: Cluster) -> None:
         exceeded: list[int] = []
 
         def end(sender: Sender) -> None:
@@ -318,7 +318,7 @@ class TestLimits:
         other.send(b"1")
         assert other.receive(WAIT_S) is not None
 
-    def test_more_may_wait_for_a_peer_where_the_handler_reserves_it(self, cluster: Cluster) -> None:
+    def test_pending_limit_of_a_peer_is_raised_by_the_handler(self, cluster: Cluster) -> None:
         def flood(sender: Sender, peer: int, packet: bytes) -> None:
             sender.limit(peer, 1000, lambda: None, 2_100_000)
             sender.limit(peer, 1000, lambda: None, 1000)  # never less than before
@@ -337,7 +337,7 @@ class TestLimits:
             assert connection.receive(WAIT_S) is not None
 
     @pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
-    def test_what_a_worker_does_not_receive_waits_at_the_server(self, cluster: Cluster) -> None:
+    def test_unreceived_packets_wait_at_the_server(self, cluster: Cluster) -> None:
         def flood(sender: Sender, peer: int, packet: bytes) -> None:
             for number in range(40):
                 sender.send(peer, bytes([number]) * 1_000_000)

@@ -1,4 +1,4 @@
-"""What only one of the transports promises: the order of memory, gloo's tags and roll call."""
+"""Properties of single transports: the order of memory, gloo's tags and roll call."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def talk(rank: int) -> list[Any]:
     return heard
 
 
-def test_messages_arrive_by_tag_whatever_the_order() -> None:
+def test_messages_arrive_by_tag_in_any_order() -> None:
     for rank, heard in enumerate(run_ranks(3, talk)):
         peers = [other for other in range(3) if other != rank]
         expected = [f"{peer} to {rank}, tag {tag}" for peer in peers for tag in (5, 4)]
@@ -110,7 +110,7 @@ def two_calls_then_one_without_the_last(rank: int) -> list[str]:
     return said
 
 
-def test_an_absent_rank_is_named_by_those_that_wait() -> None:
+def test_missing_rank_is_named_by_waiting_ranks() -> None:
     *waiting, absent = run_ranks(3, two_calls_then_one_without_the_last)
     for rank, (told, error) in enumerate(waiting):
         kept = rf"rank 2 kept rank {rank} waiting for \d s: every rank must call compress, or tw.distribute, within 2 s"

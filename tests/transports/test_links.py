@@ -30,7 +30,7 @@ def test_rates_are_read() -> None:
         assert parse_rate(text) == Rate(bps), text
 
 
-def test_what_is_no_rate_is_refused_with_what_is_allowed() -> None:
+def test_invalid_rates_are_refused_with_the_allowed_forms() -> None:
     for text in ("", "10", "mbit", "10mb", "10mbps", "-1mbit", "1e3mbit", "nanmbit", "10mbit x", "1.mbit", "٣mbit"):
         with pytest.raises(ConfigError, match=r"cannot read the link rate .* expected .* such as 10mbit"):
             parse_rate(text)
@@ -40,14 +40,14 @@ def test_what_is_no_rate_is_refused_with_what_is_allowed() -> None:
 
 
 @given(st.integers(1_000, 100_000_000_000) | st.none())
-def test_what_is_printed_reads_back(bps: int | None) -> None:
+def test_printed_rates_parse_to_equal_rates(bps: int | None) -> None:
     assert parse_rate(str(Rate(bps))) == Rate(bps)
 
 
 NO_ADDRESSES = ["", "host", "host:", ":50051", "host:port", "host:-1", "host:65536", "::1:50051", "a/b:1", "http://a:1"]
 
 
-def test_addresses_that_cannot_be_are_refused_and_port_0_is_for_servers() -> None:
+def test_invalid_addresses_are_refused_and_port_0_only_listens() -> None:
     for parse in (parse_address, parse_dialled):
         for address in NO_ADDRESSES:
             with pytest.raises(ConfigError, match=re.escape(f"{address!r} is no address; give host:port")):

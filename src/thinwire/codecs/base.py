@@ -199,7 +199,7 @@ class Context:
     def __init__(self, codec: Codec, like: Flat | DeviceFlat, *, name: str, seed: int) -> None:
         self.codec = codec
         self.name = name
-        self.seed = _whole(f"{name}: seed", seed)
+        self.seed = _integer(f"{name}: seed", seed)
         self.step = 0
         self.payload_nbytes = 0
         """Payload size of the last encoded frame, in bytes."""
@@ -356,7 +356,7 @@ class Context:
         self.step, self.seed = saved.step, saved.seed
 
 
-def _whole(what: str, value: object) -> int:
+def _integer(what: str, value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for any other type
     except TypeError:

@@ -68,7 +68,7 @@ class CheckedFrame:
         """Undoes the zstd stage and checks the payload's length against the shape. Raises FrameError."""
         flags, payload_nbytes = frame.flags, len(frame.payload)
         if flags & NON_FINITE:
-            raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
+            raise FrameError("the sender's tensor held NaN or Inf; this frame has no values (frame.non_finite)")
         if unknown := flags & OPTION_MASK & ~scheme.option_flags:
             raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
         if frame.size == 0:

@@ -128,12 +128,12 @@ def decode(received: Sequence[Received], pool: ScratchPool) -> None:
     Raises:
         FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
     """
-    alike: dict[tuple[object, ...], list[Received]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Received]] = defaultdict(list)
     for each in received:
-        alike[each.batch_key].append(each)
-    for group in alike.values():
+        groups[each.batch_key].append(each)
+    for group in groups.values():
         for piece in [group] if group[0].direct else _pieces(group):
-            _decode_alike(piece, pool)
+            _decode_group(piece, pool)
 
 
 def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
@@ -147,7 +147,7 @@ def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
     yield piece
 
 
-def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:
+def _decode_group(received: Sequence[Received], pool: ScratchPool) -> None:
     scheme, _, out, accumulate = one = received[0]
     frames = [each.frame for each in received]
     if one.direct:

@@ -113,7 +113,7 @@ class Encoding:
             )
         self._contexts, self._frames = contexts, [b""] * len(tensors)
         self._lags: list[tuple[LagBound, torch.Tensor, torch.Tensor | None]] = []
-        alike: dict[tuple[object, ...], tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
+        groups: dict[tuple[object, ...], tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
         nothing = StepOptions()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
             known = nothing if options is None else options[place]
@@ -121,14 +121,14 @@ class Encoding:
                 self._frames[place] = context.encode(tensor, **known)
                 continue
             entry = context.entry(tensor, known)
-            places, entries = alike[entry.batch_key]
+            places, entries = groups[entry.batch_key]
             places.append(place)
             entries.append(entry)
             if context.lag_bound is not None:
                 self._lags.append((context.lag_bound, entry.flat.values, entry.residual))
         self._batches: list[tuple[list[int], device.Batch]] = []
         try:
-            for places, entries in alike.values():
+            for places, entries in groups.values():
                 self._batches.append((places, device.Batch(entries)))
         except BaseException:  # the caller gets no object to call `frames` on, and queued batches hold shared memory
             for _, batch in self._batches:

@@ -60,7 +60,7 @@ class _Cast(Scheme):
     width: ClassVar[int]
     """Bytes of a value; at most the bytes of the tensor's own values."""
     precision: ClassVar[str]
-    """The precision of a value, in words for `explain`."""
+    """The precision of a value, as text for `explain`."""
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

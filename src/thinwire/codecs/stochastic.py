@@ -39,7 +39,7 @@ class Trits(Scheme):
     option_flags: ClassVar[int] = TWO_BIT
     num_scales: ClassVar[int] = 1
     scale_is: ClassVar[str] = "max|v|"
-    """The origin of the scale, in words for `explain`."""
+    """The origin of the scale, as text for `explain`."""
 
     packing: Literal["base243", "2bit"]
 

@@ -52,16 +52,16 @@ class TensorSet:
 
     def __init__(self, contexts: Sequence[Context], batched: Collection[int] = ()) -> None:
         self.contexts = contexts
-        self._some: dict[tuple[int, ...], TensorSet] = {}
+        self._subsets: dict[tuple[int, ...], TensorSet] = {}
         self._is_narrow: dict[int, bool] = {}
-        alike: defaultdict[object, list[int]] = defaultdict(list)
+        groups: defaultdict[object, list[int]] = defaultdict(list)
         for place, context in enumerate(contexts):
             if place in batched:
                 self._is_narrow[place] = context.codec.id == NARROW
             elif takes(context):
-                alike[None if context.on_host else (context.codec, context.device)].append(place)
+                groups[None if context.on_host else (context.codec, context.device)].append(place)
         self._ternary: list[tuple[Sequence[int], TernaryBatch]] = []
-        for key, places in alike.items():
+        for key, places in groups.items():
             some = [contexts[place] for place in places]
             self._ternary.append((places, TernaryBatch(some) if key is None else DeviceTernary(some)))
 
@@ -70,12 +70,12 @@ class TensorSet:
         if len(places) == len(self.contexts):
             return self
         key = tuple(places)
-        if key not in self._some:
-            if len(self._some) >= MAX_SUBSETS:
-                self._some.clear()
+        if key not in self._subsets:
+            if len(self._subsets) >= MAX_SUBSETS:
+                self._subsets.clear()
             batched = [index for index, place in enumerate(key) if place in self._is_narrow]
-            self._some[key] = TensorSet([self.contexts[place] for place in key], batched)
-        return self._some[key]
+            self._subsets[key] = TensorSet([self.contexts[place] for place in key], batched)
+        return self._subsets[key]
 
     # ---- encode
 

@@ -214,7 +214,7 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
             )
     steps = out.strides if isinstance(out, np.ndarray) else out.stride()
     if 0 in steps and any(n > 1 and step == 0 for n, step in zip(out.shape, steps, strict=True)):
-        raise ConfigError("the elements of out overlap in memory (an expanded view?); give it memory of its own")
+        raise ConfigError("the elements of out overlap in memory (an expanded view?); give a tensor without overlap")
 
 
 def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:

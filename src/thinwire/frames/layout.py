@@ -46,7 +46,7 @@ class Flags(IntFlag):
     ZSTD = 0x0001
     """The payload was compressed with zstd after the codec."""
     NON_FINITE = 0x0002
-    """The sender's tensor held NaN or Inf: no payload, all ranks skip this step."""
+    """The sender's tensor held NaN or Inf: no payload, and all workers skip this step."""
     OPTION_A = 0x0100
     OPTION_B = 0x0200
     OPTION_C = 0x0400
@@ -96,7 +96,7 @@ class Frame:
 
     @property
     def non_finite(self) -> bool:
-        """True where the sender refused its tensor (NaN or Inf): all ranks skip the step."""
+        """True where the sender refused its tensor (NaN or Inf): all workers skip the step."""
         return self.flags & NON_FINITE != 0
 
     @property

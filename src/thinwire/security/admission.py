@@ -48,7 +48,7 @@ class Admission:
             ranks.add(rank)
         if len(ranks) > 1:
             listed = " and ".join(map(str, sorted(ranks)))
-            raise ProtocolError(f"what it showed is for ranks {listed}; give it those of one rank alone")
+            raise ProtocolError(f"its certificate and token are for ranks {listed}; give it those of one rank")
         return Identity(caller.names[0] if caller.names else "", next(iter(ranks), None))
 
     def _rank_of_token(self, shown: str | None) -> int | None:

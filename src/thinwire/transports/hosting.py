@@ -24,7 +24,7 @@ class Session(ABC):
     def __init__(self, identity: Identity, max_message_nbytes: int, max_pending_nbytes: int) -> None:
         self.identity = identity
         self.limit_nbytes = self._max_message_nbytes = max_message_nbytes
-        self.too_large: Callable[[], None] = self._say_too_large
+        self.too_large: Callable[[], None] = self._end_too_large
         self._max_pending_nbytes = max_pending_nbytes
 
     @property
@@ -61,9 +61,9 @@ class Session(ABC):
         """See `Sender.limit`."""
         self._max_pending_nbytes = max(self._max_pending_nbytes, pending_nbytes)
         most = self._max_message_nbytes  # remains the upper bound
-        self.limit_nbytes, self.too_large = min(nbytes, most), exceeded if nbytes < most else self._say_too_large
+        self.limit_nbytes, self.too_large = min(nbytes, most), exceeded if nbytes < most else self._end_too_large
 
-    def _say_too_large(self) -> None:
+    def _end_too_large(self) -> None:
         most = self._max_message_nbytes
         self.end(f"a packet over the message limit of {most} bytes came; raise max_message_nbytes on both sides")
 
@@ -97,10 +97,10 @@ class HostServer(Server, Sender):
         """Begins a session; returns its peer's number."""
         peer, self._num_opened = self._num_opened, self._num_opened + 1
         self._sessions[peer] = session
-        self.tell(lambda: self._handler.opened(peer))
+        self.call_handler(lambda: self._handler.opened(peer))
         return peer
 
-    def tell(self, call: Callable[[], None]) -> None:
+    def call_handler(self, call: Callable[[], None]) -> None:
         """Calls the handler. An error that it raises is a bug: the server stops and does not call it again."""
         if self._failure is None:
             try:
@@ -131,7 +131,7 @@ class HostServer(Server, Sender):
             session.finish()
 
     def call(self, callback: Callable[[], None]) -> None:
-        self.post(lambda: self.tell(callback))
+        self.post(lambda: self.call_handler(callback))
 
     def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         if session := self._open(peer):

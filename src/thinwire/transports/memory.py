@@ -103,13 +103,13 @@ class MemoryServer(HostServer):
                 return
             self._working = True
         try:
-            self._work_off()
+            self._run_queue()
         except BaseException as error:  # Ctrl-C, during any call
             self._fail(TransportError(f"it was interrupted by {type(error).__name__}"))
-            self._work_off()
+            self._run_queue()
             raise
 
-    def _work_off(self) -> None:
+    def _run_queue(self) -> None:
         while True:
             with self._calls_lock:
                 if not self._calls:
@@ -118,9 +118,9 @@ class MemoryServer(HostServer):
                 call = self._calls.popleft()
             call()
 
-    def tell(self, call: Callable[[], None]) -> None:
+    def call_handler(self, call: Callable[[], None]) -> None:
         if not self._stopped.is_set():
-            super().tell(call)
+            super().call_handler(call)
 
     def _stop_failed(self, reason: str) -> None:
         self._accepting = False
@@ -135,14 +135,14 @@ class MemoryServer(HostServer):
         if not session.closing:
             self.bytes_received += wire_nbytes(packet)
             fits = len(packet) <= session.limit_nbytes
-            self.tell(partial(self._handler.received, session.peer, packet) if fits else session.too_large)
+            self.call_handler(partial(self._handler.received, session.peer, packet) if fits else session.too_large)
 
     def over(self, session: MemoryConnection, error: str | None, *, left: bool = False) -> None:
         """Ends a session on both sides, unless it is over; `left`: the peer ended it, outside the handler's methods."""
         if self._sessions.pop(session.peer, None) is not None:
             session.inbox.finish(error)
             closed = partial(self._handler.closed, session.peer, error)
-            self.tell(closed) if left else self.post(lambda: self.tell(closed))
+            self.call_handler(closed) if left else self.post(lambda: self.call_handler(closed))
 
 
 class MemoryConnection(Connection, Session):

@@ -73,7 +73,7 @@ def test_sums_of_numbers_whose_squares_overflow() -> None:
     assert (tiny.positive * tiny.unit, tiny.negative * tiny.unit, tiny.num_nonnegative) == (5e-324, -5e-324, 2)
 
 
-def test_sums_refuse_what_is_not_finite() -> None:
+def test_sums_refuse_nan_and_inf() -> None:
     for dtype, bad in product(DTYPES, (np.nan, np.inf, -np.inf)):
         values = gradient(5000, dtype)
         values[4321] = bad

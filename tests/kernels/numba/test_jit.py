@@ -12,8 +12,7 @@ import thinwire
 
 
 def run_python(script: str, *, both: bool = False, **environment: str) -> str:
-    """Run `script` in a fresh interpreter with these variables added; returns what it printed, on standard error too
-    where `both` is wanted."""
+    """Runs `script` in a fresh interpreter with these variables added; returns its output, with `both` also errors."""
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         env={**os.environ, **environment},
@@ -26,7 +25,7 @@ def run_python(script: str, *, both: bool = False, **environment: str) -> str:
 
 
 def copy_of_the_package(folder: Path) -> Path:
-    """What kernels need of thinwire, without anything compiled; returns where the Numba kernels are."""
+    """Copies the files of thinwire that kernels need, without compiled code; returns the Numba kernels' folder."""
     source = Path(thinwire.__file__).parent
     (folder / "thinwire").mkdir()
     (folder / "thinwire" / "__init__.py").touch()
@@ -35,7 +34,7 @@ def copy_of_the_package(folder: Path) -> Path:
     return folder / "thinwire" / "kernels" / "numba"
 
 
-def test_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
+def test_kernels_work_without_a_writable_cache(tmp_path: Path) -> None:
     # A copy of the package whose cache folder's place is taken by a file, and no home to fall back to:
     # the same for every user, root included.
     package = copy_of_the_package(tmp_path)
@@ -56,7 +55,7 @@ print(jit.__file__, jit.max_magnitude(np.array([1.0, -3.0])), type(jit.largest_m
     assert "NullCache" in printed
 
 
-def test_machine_code_that_cannot_be_kept_costs_no_gradient(tmp_path: Path) -> None:
+def test_kernel_cache_on_a_full_disk_loses_no_gradient(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: folders can be made and machine code cannot be written."""
     printed = run_python(
         """
@@ -80,7 +79,7 @@ print(np.allclose(residual, values - sent), largest_magnitude._cache.cache_path,
     assert not list(tmp_path.rglob("*.nbc*")), "no half file stays"
 
 
-def test_a_compiler_that_is_turned_off_is_named() -> None:
+def test_disabled_jit_raises_config_error() -> None:
     printed = run_python(
         """
 import torch
@@ -95,7 +94,7 @@ except tw.ConfigError as error:
     assert printed.startswith("NUMBA_DISABLE_JIT is set, but") and printed.endswith("unset it\n")
 
 
-def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:
+def test_kernel_cache_is_invalidated_by_any_changed_file(tmp_path: Path) -> None:
     """`addresses` compiles `magnitude_bits`, of `jit`, into its kernels."""
     package = copy_of_the_package(tmp_path)
 

@@ -127,7 +127,7 @@ def test_two_bit_trits_decode() -> None:
         assert out.tobytes() == np.where(trits == 0, dtype(0), trits * dtype(0.3)).astype(dtype).tobytes(), case
 
 
-def test_two_bits_that_are_no_trit() -> None:
+def test_two_bit_trits_of_3_raise_frame_error() -> None:
     out = np.ones(4, np.float32)
     for place in range(4):
         with pytest.raises(FrameError, match="both set"):

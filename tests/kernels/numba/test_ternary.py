@@ -101,7 +101,7 @@ def test_equals_the_oracle_at_the_ends_of_the_range(dtype: Any) -> None:
     zero_run=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_is_sent_and_what_stays_make_the_value(values: Any, sparsity: float, zero_run: bool) -> None:
+def test_sent_plus_residual_equals_the_value(values: Any, sparsity: float, zero_run: bool) -> None:
     residual = np.zeros_like(values)
     scale, payload = encode(values, sparsity=sparsity, residual=residual, zero_run=zero_run)
     out = np.empty_like(values)
@@ -114,7 +114,7 @@ def test_what_is_sent_and_what_stays_make_the_value(values: Any, sparsity: float
     assert payload.size <= -(-values.size // 5)
 
 
-def test_non_finite_values_change_nothing() -> None:
+def test_non_finite_values_are_refused_before_a_change() -> None:
     for dtype, position, poison in itertools.product(DTYPES, (0, 3000, 50_001), (np.nan, np.inf, -np.inf)):
         values = gradient(50_002, dtype, 0.8, 5)
         residual = gradient(50_002, dtype, 0.5, 6)
@@ -132,7 +132,7 @@ def test_non_finite_values_change_nothing() -> None:
         assert (residual.tobytes(), values.tobytes()) == before, (dtype, position, poison)
 
 
-def test_overflow_changes_nothing() -> None:
+def test_overflowing_scale_is_refused_before_a_change() -> None:
     for dtype in DTYPES:
         values = np.array([1.0, np.finfo(dtype).max * 0.75, 2.0], dtype=dtype)
         residual = np.array([0.5, 0.0, -0.0], dtype=dtype)

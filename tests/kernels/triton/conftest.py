@@ -54,11 +54,11 @@ def interpreter_patches_once() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def interpreter_does_nothing_in_vain() -> None:
-    """What the interpreter does at every operation without any effect is left out; each is a good part of its time.
+    """Disables work of the interpreter that has no effect here; each part takes much of its time.
 
-    It works out whether sums of integers overflow, for an assertion that is only made where it is told to debug; it
-    makes the same table of types for every lookup; and it scans with a function of ours value by value, where a scan
-    is free to combine stretches, as the compiler's does.
+    The interpreter checks integer sums for overflow, for an assertion that only debugging makes; it builds the same
+    table of types for every lookup; and it scans with a custom function value by value, though a scan may combine
+    stretches, as the compiler's does.
     """
     if not INTERPRETED:
         return

@@ -60,7 +60,7 @@ def test_int8_rounds_halves_to_the_even_level(device: torch.device) -> None:
         check(INT8, [np.array([127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 126.5], dtype)], device)
 
 
-def test_bf16_of_every_half_and_what_lies_around_the_middle_between_two(
+def test_bf16_rounds_every_half_and_midpoint_to_nearest_even(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "TILE", 4096 if device.type == "cuda" else 1 << 16)  # few programs to interpret

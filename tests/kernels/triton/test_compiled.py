@@ -1,8 +1,8 @@
 """Every launch through the whole compiler, down to machine code of two generations of GPUs; that needs no GPU.
 
-The interpreter is more forgiving than the compiler, so this is what shows that a launch is valid at all. The host code
-runs on CPU tensors with a driver that only says which GPU to compile for, and every launch ends with its machine code.
-The assembly is searched for what would change bits: multiplication and addition made one, approximate division,
+The interpreter accepts more than the compiler, so only this test shows that a launch is valid. The host code runs on
+CPU tensors with a driver that only names the GPU to compile for, and every launch ends with its machine code. The tests
+search the assembly for instructions that would change bits: fused multiplication and addition, approximate division,
 flushed subnormals.
 """
 

@@ -116,7 +116,7 @@ def test_tensors_that_need_memory_of_their_own_are_decoded_in_pieces(
     assert [out[0].item() for out in outs] == [20, 10, 1, 40, 5]
 
 
-def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.device) -> None:
+def test_damaged_frame_leaves_its_batch_unchanged(device: torch.device) -> None:
     for codec, nonsense in ((CODECS[0], b"\xff"), (tw.codec("int8"), b"\x80")):
         frames = [codec.encode(gradient.numpy()) for gradient in gradients(5)[2:]]
         whole = tw.frames.parse(frames[1])
@@ -129,7 +129,7 @@ def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.devi
         assert all(bool((out == 7).all()) for out in outs)
 
 
-def test_what_is_not_finite_is_refused_with_its_batch_or_skipped_alone(device: torch.device) -> None:
+def test_nan_and_inf_are_refused_with_the_batch_or_skipped_alone(device: torch.device) -> None:
     bad = np.array([1.0, np.nan], np.float32)
     for codec in (tw.codec("3lc"), tw.codec("int8", error_feedback=True), tw.codec("onebit")):
         check_refused(codec, np.ones(4, np.float32), bad, "the values", device)
@@ -149,7 +149,7 @@ def test_damaged_frames_leave_the_output_alone(device: torch.device) -> None:
         assert bool((out == 7.0).all()), codec
 
 
-def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.device) -> None:
+def test_buffers_made_in_inference_mode_work_outside_of_it(device: torch.device) -> None:
     for codec in map(tw.codec, ("3lc", "int8", "onebit")):
         values, out = torch.randn(100).to(device), torch.zeros(100).to(device)
         codec.pool._idle_on.clear()
@@ -160,9 +160,7 @@ def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.devi
 
 
 @pytest.mark.parametrize("lacking", ["zero_run.counts", "pending.facts"])
-def test_what_does_not_fit_the_memory_is_not_lost(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
+def test_out_of_memory_loses_no_gradient(device: torch.device, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
     codec = tw.codec("3lc")
     values = torch.randn(100).to(device)
     context, expected = codec.context(values), codec.context(values)

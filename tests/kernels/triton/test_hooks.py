@@ -72,7 +72,7 @@ def test_ddp_exchanges_the_same_frames_on_both_sides(codec: tw.Codec, device: to
 
 
 def gradients(model: nn.Module, step: int) -> torch.Tensor:
-    """A loss whose gradients are what it multiplies by: the same bits on every device."""
+    """A loss with its factors as gradients: the same bits on every device."""
     generator = torch.Generator().manual_seed(step)
     terms = [(each * torch.randn(each.shape, generator=generator).to(each.device)).sum() for each in model.parameters()]
     return torch.stack(terms).sum()

@@ -1,4 +1,4 @@
-"""Runs the suite in a process of its own, where Triton interprets kernels on CPU tensors."""
+"""Runs the suite in a separate process, where Triton interprets kernels on CPU tensors."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:
     check(values, None, space, sparsity=1.0)
 
 
-def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> None:
+def test_nan_and_inf_leave_residuals_unchanged(space: DeviceWorkspace) -> None:
     for bad, together in product((np.nan, np.inf, -np.inf), (False, True)):
         drawn = [draw(size, 0.5, "float32", seed=5) for size in (10, 1000, 20)]
         drawn[1][0][900] = bad
@@ -103,7 +103,7 @@ def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> No
         assert unchanged == [together, True, together], (bad, together)
 
 
-def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
+def test_any_split_of_a_run_decodes(space: DeviceWorkspace) -> None:
     for payload in ([121] * 30, [243] * 15, [255, 255, 243], [243, 121, 255, 254], [0, 242, *[250] * 3, 121]):
         sizes = [1 if byte < 243 else byte - 241 for byte in payload]
         out = torch.ones(5 * sum(sizes), device=space.device)
@@ -141,7 +141,7 @@ def contexts(options: dict[str, Any], device: torch.device) -> list[Context]:
     return [codec.context(each, name=str(each.numel())) for each in pieces(drawn(0, device))]
 
 
-def test_frames_residuals_and_sums_are_those_of_one_at_a_time(device: torch.device) -> None:
+def test_batch_equals_single_frames_residuals_and_sums(device: torch.device) -> None:
     for options in OPTIONS:
         together, apart = contexts(options, device), contexts(options, device)
         batch = DeviceTernary(together)
@@ -162,7 +162,7 @@ def test_frames_residuals_and_sums_are_those_of_one_at_a_time(device: torch.devi
             assert nbytes == [context.payload_nbytes for context in together]
 
 
-def test_what_it_does_not_take_is_left(device: torch.device) -> None:
+def test_unsupported_tensors_and_frames_are_skipped(device: torch.device) -> None:
     batch, flat = DeviceTernary(contexts({}, device)), drawn(1, device)
     frames = batch.encode(places(flat))
     assert frames is not None

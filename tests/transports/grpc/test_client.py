@@ -1,4 +1,4 @@
-"""What only the worker's end over gRPC promises: who is reached, what is pending, TLS, who wants a certificate."""
+"""Properties of the worker's end over gRPC alone: addresses, pending packets, TLS, required certificates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def free_port() -> int:
 
 
 class TestConnecting:
-    def test_a_server_that_does_not_answer_is_a_deadline_error_with_its_address(self) -> None:
+    def test_connect_without_answer_raises_deadline_error_with_address(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             for port in (free_port(), silent.getsockname()[1]):
                 with pytest.raises(DeadlineError, match=f"no server answered at 127.0.0.1:{port} within 0.1 s"):
                     connect(f"grpc://127.0.0.1:{port}", connect_timeout_s=0.1)
 
-    def test_a_server_that_starts_late_is_waited_for(self) -> None:
+    def test_connect_waits_for_a_server_that_starts_late(self) -> None:
         port = free_port()
         reached: list[bytes | None] = []
 
@@ -82,7 +82,7 @@ class TestServerGone:
 class TestPending:
     @pytest.fixture
     def gate(self, grpc_cluster: Cluster) -> Iterator[threading.Event]:
-        """What a server waits for that has received something, and so reads nothing more."""
+        """Blocks a server after its first packet, so that it reads no more."""
         gate = threading.Event()
         grpc_cluster.serve(lambda *_: gate.wait(WAIT_S), max_pending_nbytes=2_000_000)  # type: ignore[arg-type]
         yield gate
@@ -118,7 +118,7 @@ class TestPending:
             connection.close()
             assert sent == 64 and not errors
 
-    def test_an_end_that_is_not_confirmed_is_a_deadline_error(
+    def test_close_without_confirmation_raises_deadline_error(
         self, gate: threading.Event, grpc_cluster: Cluster
     ) -> None:
         connection = grpc_cluster.connect()
@@ -128,7 +128,7 @@ class TestPending:
 
 
 def test_tls_servers_are_checked_by_root_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ASK_AFTER_S", 0.05)
+    monkeypatch.setattr(client, "QUERY_AFTER_S", 0.05)
     authority = Authority("the training's")
     trusting = GrpcOptions(tls=Tls(root=authority.issued.certificate))
     for host in ("127.0.0.1", "elsewhere"):
@@ -144,7 +144,7 @@ def test_tls_servers_are_checked_by_root_and_host(monkeypatch: pytest.MonkeyPatc
                 assert connection.receive(WAIT_S) == b"1"
 
 
-ASK_S = 5.0
+QUERY_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +155,11 @@ def tls() -> Tls:
     return Tls(root=authority.issued.certificate, certificate=server.certificate, key=server.key)
 
 
-def test_only_a_server_with_a_ca_wants_a_certificate(tls: Tls) -> None:
+def test_only_a_server_with_a_ca_requires_a_certificate(tls: Tls) -> None:
     without = Tls(certificate=tls.certificate, key=tls.key)
     for options, wanted in ((tls, True), (without, False), (None, False)):
         with serve(Echo, "127.0.0.1:0", options=GrpcOptions(tls=options)) as server:
             host, port = server.address.split(":")
-            assert wants_certificate(host, int(port), ASK_S) is wanted
-            assert wants_tls(host, int(port), ASK_S) is (options is not None)
-    assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
+            assert wants_certificate(host, int(port), QUERY_S) is wanted
+            assert wants_tls(host, int(port), QUERY_S) is (options is not None)
+    assert not wants_certificate(host, int(port), QUERY_S), "it has stopped"

@@ -1,4 +1,4 @@
-"""What only the gRPC server promises: ports, foreign and dying peers, shaping, health, memory, descriptors."""
+"""Properties of the gRPC server alone: ports, foreign and dying peers, shaping, health, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestPorts:
 
 class TestPeers:
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-    def test_a_killed_or_frozen_worker_is_told_as_an_error(self, grpc_cluster: Cluster, end: signal.Signals) -> None:
+    def test_killed_or_frozen_worker_closes_with_an_error(self, grpc_cluster: Cluster, end: signal.Signals) -> None:
         recorder = grpc_cluster.serve(keepalive_s=1.0)
         with subprocess.Popen([sys.executable, "-c", WORKER, grpc_cluster.server.address]) as worker:
             try:
@@ -100,7 +100,7 @@ class TestPeers:
         assert recorder.wait_closed(0) is not None and recorder.packets() == []
         assert recorder.server.bytes_received <= 3 * wire_nbytes(bytes(CHUNK_NBYTES)), "the rest is not read"
 
-    def test_a_packet_that_does_not_go_on_is_cut(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stalled_packet_ends_its_session(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("thinwire.transports.grpc.sessions.CHUNK_S", 0.1)
         recorder = grpc_cluster.serve()
         quiet = grpc_cluster.connect()  # which is in the middle of nothing
@@ -115,7 +115,7 @@ class TestPeers:
         quiet.send(b"2")
         assert [quiet.receive(WAIT_S) for _ in range(2)] == [b"1", b"2"]
 
-    def test_sessions_are_counted(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sessions_are_limited(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("thinwire.transports.grpc.server.MAX_SESSIONS", 2)
         recorder = grpc_cluster.serve()
         first, _ = grpc_cluster.connect(), grpc_cluster.connect()
@@ -127,7 +127,7 @@ class TestPeers:
         third.send(b"1")
         assert third.receive(WAIT_S) == b"1"
 
-    def test_connections_are_counted_and_silent_ones_cut(
+    def test_connections_are_limited_and_silent_ones_closed(
         self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("thinwire.transports.grpc.options.MAX_CONNECTIONS", 3)
@@ -182,7 +182,7 @@ class TestSending:
 HEALTH = GrpcOptions(health="127.0.0.1:0")
 
 
-def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server() -> None:
+def test_health_probe_is_answered_while_the_loop_runs() -> None:
     server, hangs = serve(Idle, "127.0.0.1:0", options=HEALTH), threading.Event()
     with server, grpc.insecure_channel(server.health_address) as channel:
         ask = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
@@ -236,7 +236,7 @@ server.stop(0)
 """
 
 
-def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
+def test_connections_leave_descriptors_for_the_servers_files() -> None:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

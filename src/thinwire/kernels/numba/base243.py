@@ -24,12 +24,12 @@ from thinwire.kernels.numba.jit import jit, wide_vectors, words_apart
 BLOCK_CODES = 4096  # codes per block: 20,480 values, so that a block's digits stay in the first-level cache
 SLACK = 64  # bytes behind the last code: kernels write whole words
 _PLACES = np.array([81, 27, 9, 3, 1, 1, 1, 1])
-_TRITS = ((np.arange(256)[:, None] // _PLACES % 3).ravel() - 1).astype(np.int8)  # of each code, and three fillers
+_TRITS = ((np.arange(256)[:, None] // _PLACES % 3).ravel() - 1).astype(np.int8)  # five a code, and three fillers
 _TABLE = 8 * 256
 _UNPACKED = 1024  # codes that are laid out before they are added
 
 
-class Grown:
+class GrowingBuffer:
     """A byte buffer with the views that kernels write through.
 
     Attributes:
@@ -65,8 +65,8 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self.payload = Grown()
-        self.codes = Grown()
+        self.payload = GrowingBuffer()
+        self.codes = GrowingBuffer()
         self.digits: Bytes = np.zeros(5 * BLOCK_CODES + 8, dtype=np.uint8)
         self.words: NDArray[np.uint64] = np.zeros((3, BLOCK_CODES // 8 + 1), dtype=np.uint64)
         self._floats = {np.dtype(t): np.zeros(_TABLE + 5 * _UNPACKED + 3, t) for t in (np.float32, np.float64)}

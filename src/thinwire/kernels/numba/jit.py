@@ -1,9 +1,9 @@
 """The decorator of every kernel, the views that kernels take, and the largest magnitude.
 
 Kernels are compiled on their first call (importing compiles nothing), release the interpreter lock and are cached on
-disk, beside the source or in the user's cache folder. Where neither can be written, Numba raises an error at import.
-Where the disk is full, one log message says so, and every process compiles the kernels. No `parallel=True`: its thread
-layers abort when two threads enter, or in forks.
+disk, beside the source or in the user's cache folder. Where neither can be written, or the disk is full (which is
+logged once), every process compiles them. No `parallel=True`: its thread layers abort when two threads enter, or in
+forks.
 
 A kernel's machine code includes that of kernels in other files. Numba's cache checks only the file of the called
 kernel; the stamp added here covers every file of the package.

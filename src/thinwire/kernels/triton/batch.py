@@ -176,7 +176,7 @@ def encoding(values: Sequence[torch.Tensor] | Arrays, *, per_byte: int, **given:
     workspace.follow()
     with workspace.running():
         batch = Batch(values, residuals, factors=scale, per_byte=per_byte, workspace=workspace)
-        _facts(batch)  # runs out of memory, if at all, before a residual is written
+        _results_memory(batch)  # runs out of memory, if at all, before a residual is written
         yield batch
 
 
@@ -229,7 +229,7 @@ class Arrived(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def allow(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> torch.Tensor:
+def may_change(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> torch.Tensor:
     """Returns which tensors may change their residual, int8[num_tensors]: finite ones; if `together`, all or none."""
     finite = torch.isfinite(largest) & torch.isfinite(scales)
     if together:
@@ -237,10 +237,12 @@ def allow(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> tor
     return finite.to(torch.int8)
 
 
-def _facts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _results_memory(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns memory for three numbers a tensor, on the device and on the host; float64 is exact for sizes to 2**53."""
     workspace, size = batch.workspace, 3 * batch.num_tensors
-    return workspace.array("pending.facts", size, torch.float64), workspace.host("pending.facts", size, torch.float64)
+    return workspace.array("pending.results", size, torch.float64), workspace.host(
+        "pending.results", size, torch.float64
+    )
 
 
 class Pending:
@@ -266,16 +268,16 @@ class Pending:
         self._batch, self._payload, self._sized = batch, payload.view(torch.uint8), ends is not None
         self._width = payload.element_size()
         size = batch.num_tensors
-        facts, self._facts = _facts(batch)
-        for row, fact in zip(facts.view(3, size), (largest, scales, ends), strict=True):
+        results, self._results = _results_memory(batch)
+        for row, fact in zip(results.view(3, size), (largest, scales, ends), strict=True):
             row.zero_() if fact is None else row.copy_(fact)
-        self._facts.copy_(facts, non_blocking=True)
+        self._results.copy_(results, non_blocking=True)
 
     def arrive(self) -> Arrived:
         """Waits for the sizes, then for the compressed bytes. Call either this or `finish`, once."""
         workspace = self._batch.workspace
         workspace.synchronize()
-        largest, scales, ends = self._facts.numpy().reshape(3, -1)
+        largest, scales, ends = self._results.numpy().reshape(3, -1)
         stops = ends.astype(np.int64) if self._sized else self._width * self._batch.ends
         host = workspace.host("pending.payload", int(stops[-1]), torch.uint8)
         with workspace.running():
@@ -288,8 +290,8 @@ class Pending:
         finite, largest, scales, payloads, ends = self.arrive()
         stops = ends.tolist()
         parts = [payloads[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
-        facts = zip(finite.tolist(), largest.tolist(), scales.tolist(), parts, strict=True)
-        return [Sent(*sent) for sent in facts]
+        results = zip(finite.tolist(), largest.tolist(), scales.tolist(), parts, strict=True)
+        return [Sent(*sent) for sent in results]
 
 
 @triton.jit

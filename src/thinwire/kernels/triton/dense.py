@@ -27,7 +27,6 @@ from thinwire.kernels.triton.batch import (
     Given,
     Pending,
     Tables,
-    allow,
     byte_span,
     decoding,
     encoding,
@@ -35,6 +34,7 @@ from thinwire.kernels.triton.batch import (
     find_block,
     find_start,
     load_block,
+    may_change,
     num_values,
     store_residual,
     values_of,
@@ -70,7 +70,7 @@ def encode_dense(
         payload = batch.workspace.array("dense.payload", batch.num_bytes, kind)
         kernel[(batch.num_blocks,)](
             scales=scales,
-            allowed=allow(largest, scales, together=given.get("together", False)),
+            allowed=may_change(largest, scales, together=given.get("together", False)),
             payload=payload,
             **batch.launch,
         )

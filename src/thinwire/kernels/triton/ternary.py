@@ -27,11 +27,11 @@ from thinwire.kernels.triton.batch import (
     Given,
     Pending,
     Tables,
-    allow,
     byte_span,
     encoding,
     find_start,
     load_sum,
+    may_change,
     num_values,
     store_residual,
 )
@@ -72,7 +72,7 @@ def encode_ternary(
         last_nonzero[:num_windows].fill_(-1)
         _quantise[(batch.num_blocks,)](
             scales,
-            allow(largest, scales, together=given.get("together", False)),
+            may_change(largest, scales, together=given.get("together", False)),
             codes,
             last_nonzero,
             num_windows,

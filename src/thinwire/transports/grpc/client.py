@@ -38,11 +38,11 @@ else:
 
 _log = logging.getLogger(__name__)
 
-ASK_AFTER_S, ASK_S = 1.0, 0.5
+QUERY_AFTER_S, QUERY_S = 1.0, 0.5
 """Seconds without a connection after which its error is queried, and longest time of a query."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
 """gRPC's texts for untrusted certificates; the last two, old and new, for a certificate of another host."""
-HUNG_UP = ("Socket closed", "Connection reset")
+CLOSED = ("Socket closed", "Connection reset")
 """gRPC's texts for a server that closes an accepted connection."""
 NO_METHOD = "None"
 """A method that no server has: an answer shows that the handshake is complete."""
@@ -109,7 +109,7 @@ class GrpcConnection(Connection):
         self._leave()
         self._reader.join(timeout_s)
         late = self._reader.is_alive()
-        self._hang_up()
+        self._close_stream()
         if late:
             raise DeadlineError(
                 f"the server at {self.address} did not confirm the end of the session within {timeout_s} s; "
@@ -120,7 +120,7 @@ class GrpcConnection(Connection):
         # Ended before closing: otherwise gRPC's thread might still send the goodbye.
         self._finish(f"this end has closed the session with {self.address}")
         self._leave()
-        self._hang_up()
+        self._close_stream()
 
     def _open_channel(self) -> grpc.Channel:
         arguments, tls = self._options.channel_arguments(), self._options.tls
@@ -134,7 +134,7 @@ class GrpcConnection(Connection):
         while not (answered or refusal) and (left := deadline - time.monotonic()) > 0:
             with self._inbox.changed:
                 wait_for = self._inbox.changed.wait_for
-                answered = wait_for(lambda: self._ready or self._inbox.over, min(left, ASK_AFTER_S))
+                answered = wait_for(lambda: self._ready or self._inbox.over, min(left, QUERY_AFTER_S))
             if not (answered or told):
                 _log.warning("no server at %s yet: this worker waits for it, %g s at most", self.address, timeout_s)
                 told = True
@@ -159,11 +159,11 @@ class GrpcConnection(Connection):
 
     def _last_failure(self) -> str:
         """Returns why there is no connection, which the session's call does not report; empty with a connection."""
-        ask = self._channel.unary_unary(
+        query = self._channel.unary_unary(
             f"/{SERVICE}/{NO_METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
         try:
-            ask(b"", timeout=ASK_S)
+            query(b"", timeout=QUERY_S)
         except grpc.RpcError as status:
             return str(status.details()) if status.code() is grpc.StatusCode.UNAVAILABLE else ""
         return ""
@@ -176,15 +176,15 @@ class GrpcConnection(Connection):
                 "a certificate for this very host that this worker's ca (--tls-ca) has signed"
             )
         tls = self._options.tls
-        if not any(text in failure for text in HUNG_UP):
+        if not any(text in failure for text in CLOSED):
             return ""
         place = parse_dialled(self.address)
-        if tls is None and wants_tls(*place, ASK_S):
+        if tls is None and wants_tls(*place, QUERY_S):
             return (
                 f"the server at {self.address} uses TLS, and this worker does not: give it --tls-ca, the authority "
                 "that signed the server's certificate (in Python Credentials(ca=…))"
             )
-        if tls is None or tls.certificate is not None or not wants_certificate(*place, ASK_S):
+        if tls is None or tls.certificate is not None or not wants_certificate(*place, QUERY_S):
             return ""
         return (
             f"the server at {self.address} lets in only workers with a certificate, and this one has none: give it "
@@ -264,7 +264,7 @@ class GrpcConnection(Connection):
         with self._out:
             self._out.notify_all()
 
-    def _hang_up(self) -> None:
+    def _close_stream(self) -> None:
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
         self._finish(None)

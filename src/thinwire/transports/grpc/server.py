@@ -264,7 +264,7 @@ class GrpcServer(HostServer):
                 task.cancel()
             del self._sessions[peer]
             error = session.over.result()
-            self.tell(lambda: self._handler.closed(peer, error))
+            self.call_handler(lambda: self._handler.closed(peer, error))
         if error is not None:
             await context.abort(grpc.StatusCode.ABORTED, error)
 
@@ -320,10 +320,10 @@ class GrpcServer(HostServer):
                 assembly.drop()
             elif max(assembly.nbytes, len(packet or b"")) > session.limit_nbytes:
                 assembly.drop()
-                self.tell(session.too_large)
+                self.call_handler(session.too_large)
                 await asyncio.wait([session.over])  # without reading more
             elif packet is not None:
-                self.tell(partial(self._handler.received, peer, packet))
+                self.call_handler(partial(self._handler.received, peer, packet))
 
     async def _write(self, session: StreamSession, context: Context) -> None:
         shaping = self.options.shaping
