@@ -31,11 +31,11 @@ def noise(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
-def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), *, group: Any = None, **options: Any) -> Any:
+def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), wrap: Any = None, **options: Any) -> Any:
     """A model as a script calls it, and the hook's state; FSDP2 reduces these parts by themselves."""
     given = {name: value for name, value in {**CODED, **options}.items() if value is not None}
     if kind == "ddp":
-        wrapped = DistributedDataParallel(model, find_unused_parameters=bool(parts), process_group=group)
+        wrapped = DistributedDataParallel(model, **{"find_unused_parameters": bool(parts), **(wrap or {})})
         return wrapped, ddp.compress(wrapped, **given)
     mesh = init_device_mesh("cpu", (2,))
     for part in parts:

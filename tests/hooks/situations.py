@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import copy
 import pickle
-import socket
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import prune, weight_norm
+from torch.utils.checkpoint import checkpoint
 
-import thinwire as tw
-from tests.hooks.ddp_ranks import Weights, same
-from tests.hooks.several_optimizers import HOOKS, hooked, noise, whole
-from thinwire.policies.designs import Design
-from thinwire.runtime.serving import serving
-from thinwire.server.core import ServerCore
-from thinwire.transports.grpc import server as grpc_server
+from tests.hooks.several_optimizers import HOOKS
 
-FP32 = tw.codec("fp32")
 COLUMNS = (*HOOKS, "group", "server")
 LOCAL = "streaming-diloco[h=4,fragments=2,delay=1]"
 CODED = {
-    "ddp": "3lc",
-    "fsdp": "3lc",
-    "group": LOCAL,
-    "server": "3lc",
-    "server, local": LOCAL,
+    **dict.fromkeys(COLUMNS, "3lc"),
+    **dict.fromkeys(("group", "server, local"), LOCAL),
     "server, votes": "terngrad",
 }
-LOSSLESS: dict[str, Any] = {
-    **dict.fromkeys(CODED, "fp32"),
-    **dict.fromkeys(("group", "server, local"), "update[codec=fp32]"),
-    "server, votes": Design(name="late", up=FP32, down=FP32, downlink="gradient", transmission="traditional"),
-}
-STEPS = 8
+"""Designs with a codec that loses something, by column."""
 
 
 class Plain(nn.Module):
-    """Two layers; a model's output is its loss."""
+    """Two layers; a model's output is its loss.
+
+    Attributes:
+        wrap: options of DistributedDataParallel.
+    """
+
+    wrap: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,11 +63,11 @@ class Odd(Plain):
         return x.pow(2).mean() + self.empty.sum()
 
 
-class Convolved(nn.Module):
+class Convolved(Plain):
     """Images whose channels lie together."""
 
     def __init__(self) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Conv2d(2, 16, 2), nn.ReLU(), nn.Conv2d(16, 4, 1))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -111,6 +101,55 @@ class Follows(Plain):
         return found
 
 
+class Viewed(Plain):
+    wrap: ClassVar[dict[str, Any]] = {"gradient_as_bucket_view": True}
+
+
+class Branched(Plain):
+    """Some batches take a branch."""
+
+    wrap: ClassVar[dict[str, Any]] = {"find_unused_parameters": True}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return found + self.branch(x).pow(2).mean() if x[0, 0] > 0 else found
+
+
+class Checkpointed(Plain):
+    """Computes a layer once more in the backward pass."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(self.last, self.first(x).relu(), use_reentrant=self.use_reentrant)
+        return found.pow(2).mean()
+
+
+def normed() -> nn.Module:
+    """A hook computes the weight of one layer."""
+    net = Plain()
+    weight_norm(net.first)
+    return net
+
+
+def pruned() -> nn.Module:
+    net = Plain()
+    prune.random_unstructured(net.first, "weight", amount=0.3)  # type: ignore[no-untyped-call]
+    return net
+
+
+class Complex(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+
+
 # ---- what a loop does besides
 
 
@@ -126,7 +165,7 @@ class Step:
     rank: int
 
 
-def nothing(step: Step) -> None:
+def nothing(_: object) -> None:
     pass
 
 
@@ -206,24 +245,25 @@ def twice_apart(model: Any, optimizer: Any, x: torch.Tensor, share: float) -> No
     loss.backward()
 
 
-@dataclass(frozen=True)
-class Situation:
-    """A loop's model, what happens after each step, how gradients come, and whether they are zeroed or dropped.
-
-    Attributes:
-        columns: where it can be.
-        unchanged: where the weights are those of the loop without it, bit for bit.
-    """
-
-    make: Callable[[], nn.Module] = Plain
-    besides: Callable[[Step], None] = nothing
-    backward: Callable[[Any, Any, torch.Tensor, float], None] = once
-    set_to_none: bool = True
-    columns: tuple[str, ...] = COLUMNS
-    unchanged: tuple[str, ...] = tuple(CODED)
+def accumulated(model: Any, optimizer: Any, x: torch.Tensor, share: float) -> None:
+    """Two forward passes, of which the last exchanges."""
+    blocks = getattr(optimizer, "no_sync", getattr(model, "no_sync", nullcontext))
+    with blocks():
+        once(model, optimizer, x[:2], share / 2)
+    once(model, optimizer, x[2:], share / 2)
 
 
-# ---- columns
+def in_bfloat16(model: Any, optimizer: Any, x: torch.Tensor, share: float) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x) * share
+    loss.backward()
+
+
+def clip(net: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+
+
+# ---- optimizers
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
@@ -232,140 +272,30 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True)
 
 
-@contextmanager
-def joined(
-    rank: int, column: str, net: Any, design: str, *, group: Any = None, host: str = "127.0.0.1"
-) -> Iterator[Any]:
-    """A model as a script calls it, and its optimizer; what is shared is settled at the end."""
-    if column in HOOKS:
-        model, state = hooked(column, net, codec=design, sparsity=1.75 if design == "3lc" else None, group=group)
-        try:
-            yield model, sgd(net)
-        finally:
-            state.close()
-        return
-    with ExitStack() as stack:
-        where: dict[str, Any] = {"group": group or dist.group.WORLD}
-        if column != "group":
-            address = [""]
-            if rank == 0:
-                server = stack.enter_context(grpc_server.serve(serving(ServerCore()), f"{host}:0"))
-                stack.callback(dist.barrier)  # until the other worker has left
-                address = [server.address]
-            else:
-                stack.callback(dist.barrier)
-            dist.broadcast_object_list(address)
-            where = {"server": f"grpc://{address[0]}", "rank": rank, "workers": 2, "timeout": 10}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "an outer rate")  # SGD ends in nothing, later
-            opt = stack.enter_context(tw.distribute(net, sgd(net), design=design, min_numel=16, **where))
-        yield net, opt
-        opt.flush()
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def train(
-    model: Any, net: nn.Module, optimizer: Any, situation: Situation, ranks: Collection[int], steps: int = STEPS
-) -> None:
-    """Trains on the batches of these ranks together, with a scheduler of rates and momenta; later decays weights."""
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS)
-    for step in range(steps):
-        if step == STEPS // 2:
-            optimizer.param_groups[0]["weight_decay"] = 0.02
-        for rank in ranks:
-            x = noise(rank, step, 4, 8)
-            situation.backward(model, optimizer, x, 1 / len(ranks))
-        optimizer.step()
-        situation.besides(Step(step, model, net, optimizer, x, rank if len(ranks) == 1 else 0))
-        scheduler.step()
-        optimizer.zero_grad(set_to_none=situation.set_to_none)
+def adamw(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
 
 
-def trained(rank: int, column: str, situation: Situation, design: str, **place: Any) -> Weights:
-    net = situation.make()
-    with joined(rank, column, net, design, **place) as (model, optimizer):
-        train(model, net, optimizer, situation, [rank])
-    return shared(net)
+@dataclass(frozen=True)
+class Situation:
+    """A loop's model, what happens after each step, and how gradients come.
 
+    Attributes:
+        change: of gradients before the step.
+        set_to_none: whether gradients are dropped, in place of zeroed.
+        columns: where it can be.
+        unchanged: where the weights are those of the loop without it, bit for bit.
+    """
 
-def by_hand(situation: Situation, ranks: Collection[int] = (0, 1)) -> Weights:
-    """The same training by torch alone, in one process."""
-    net = situation.make()
-    train(net, net, sgd(net), situation, ranks)
-    return shared(net)
-
-
-def shared(net: nn.Module) -> Weights:
-    """All but the encoder that follows, and is each rank's own."""
-    return {name: each for name, each in whole(net).items() if not name.startswith("key.")}
-
-
-def run_situation(rank: int, column: str, situation: Situation) -> tuple[Weights, bool, float]:
-    """The weights, whether they are those of the loop without it, and how far a lossless codec is from torch alone."""
-    found = trained(rank, column, situation, CODED[column])
-    unchanged = column not in situation.unchanged or same(
-        found, trained(rank, column, Situation(situation.make), CODED[column])
-    )
-    exact = trained(rank, column, situation, LOSSLESS[column])
-    return found, unchanged, distance(exact, by_hand(situation))
-
-
-def run_apart(rank: int, column: str) -> tuple[Weights, float]:
-    """Ranks 0 and 2 train together, and rank 1 alone: the weights, and how far they are from torch alone."""
-    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
-    number = [0, 0, 1][rank]
-    alone = {"ddp": "3lc", "group": "update"}[column]
-    found = trained(number, column, Situation(), alone if rank == 1 else LOSSLESS[column], group=groups[rank % 2])
-    return found, distance(found, by_hand(Situation(), [0] if rank == 1 else [0, 1]))
-
-
-def distance(found: Weights, wanted: Weights) -> float:
-    """The largest of all differences."""
-    return float(torch.stack([(found[name] - each).abs().max() for name, each in wanted.items() if each.numel()]).max())
-
-
-def run_anew(rank: int, column: str) -> list[Weights]:
-    """A training before the process group is destroyed, and one after it was made anew, over IPv6."""
-    first, port = trained(rank, column, Situation(), CODED[column]), [0]
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
-        port = [free.getsockname()[1]]
-    dist.broadcast_object_list(port)
-    dist.destroy_process_group()
-    address = f"tcp://[::1]:{port[0]}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=timedelta(seconds=20))
-    return [first, trained(rank, column, Situation(), CODED[column])]
-
-
-# ---- a rank that is no longer there
-
-
-def run_end(rank: int, column: str, how: str) -> str:
-    """Rank 1 raises after three steps, or returns; what either rank hears, within some seconds."""
-    net, began = Plain(), time.monotonic()
-    try:
-        with joined(rank, column, net, CODED[column]) as (model, optimizer):
-            train(model, net, optimizer, Situation(), [rank], 3)
-            if rank == 1 and how == "raises":
-                raise OSError("no disk")
-            if rank == 0:
-                train(model, net, optimizer, Situation(), [rank])
-    except (tw.ThinwireError, OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}" if time.monotonic() - began < 4 else "too late"
-    return "nothing"
-
-
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
-
-
-def run_refused(rank: int, column: str, situation: Situation) -> str:
-    """What is refused, and of a wrapper's warnings."""
-    said = "nothing"
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            trained(rank, column, situation, CODED[column])
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-    return " ".join([said, *(str(each.message) for each in told)])
+    make: Callable[[], nn.Module] = Plain
+    besides: Callable[[Step], None] = nothing
+    backward: Callable[[Any, Any, torch.Tensor, float], None] = once
+    change: Callable[[nn.Module], None] = nothing
+    set_to_none: bool = True
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
+    columns: tuple[str, ...] = COLUMNS
+    unchanged: tuple[str, ...] = tuple(CODED)

@@ -17,34 +17,12 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks import situations as loops
+from tests.hooks.columns import run_anew, run_apart, run_end, run_refused, run_situation, trained
 from tests.hooks.ddp_ranks import refusal, run_cases, run_ranks, same
 from tests.hooks.several_optimizers import CODED as OPTIONS
 from tests.hooks.several_optimizers import HOOKS, hooked, noise, run_gan, run_sharply, whole
-from tests.hooks.situations import (
-    CODED,
-    COLUMNS,
-    Borrows,
-    Complex,
-    Convolved,
-    Follows,
-    Odd,
-    Situation,
-    copy_and_pickle,
-    follow,
-    freeze,
-    infer,
-    meet_in_backward,
-    run_anew,
-    run_apart,
-    run_end,
-    run_refused,
-    run_situation,
-    sync,
-    trained,
-    twice,
-    twice_apart,
-    write_own_rate,
-)
+from tests.hooks.situations import CODED, COLUMNS, Situation
 from thinwire.hooks import ddp, fsdp
 
 # ---- where values lie
@@ -89,7 +67,7 @@ def columns(_: nn.Parameter) -> Shard:
 
 
 def still_to_add(state: Any, dim: int = 0) -> torch.Tensor:
-    """What all ranks have still to add to the averaged gradient, whole, where tensors are cut along a dimension."""
+    """The sum of all ranks' residuals, whole, where tensors are cut along a dimension."""
     total: torch.Tensor = state.core.residuals.state_dict()["residuals"]["weight"].clone()
     dist.all_reduce(total)
     shape = (32, 32) if dim == 0 else (64, 16)
@@ -155,29 +133,49 @@ def run_wrapped(rank: int) -> tuple[bool, str]:
 UNWRAPPED = ("ddp", "group", "server")
 """Columns of models that FSDP2 takes in no way: it copies none, and shards no scalar nor strided parameters."""
 SITUATIONS = {
-    "inference mode": Situation(besides=infer, columns=tuple(CODED)),
-    "copies and pickles": Situation(besides=copy_and_pickle, columns=UNWRAPPED),
-    "collectives in the backward pass": Situation(besides=meet_in_backward),
+    "inference mode": Situation(besides=loops.infer, columns=tuple(CODED)),
+    "copies and pickles": Situation(besides=loops.copy_and_pickle, columns=UNWRAPPED),
+    "collectives in the backward pass": Situation(besides=loops.meet_in_backward),
     "gradients that are zeroed": Situation(set_to_none=False),
-    "rates and momenta of one worker's own": Situation(besides=write_own_rate, columns=("server", "server, votes")),
-    "odd parameters": Situation(Odd, columns=(*UNWRAPPED, "server, local")),
+    "rates and momenta of one worker's own": Situation(
+        besides=loops.write_own_rate, columns=("server", "server, votes")
+    ),
+    "odd parameters": Situation(loops.Odd, columns=(*UNWRAPPED, "server, local")),
     "a parameter that is frozen midway": Situation(
-        Odd, freeze, columns=("group", "server", "server, local"), unchanged=()
+        loops.Odd, loops.freeze, columns=("group", "server", "server, local"), unchanged=()
     ),
-    "channels last": Situation(Convolved, columns=UNWRAPPED),
-    "weights that another module uses": Situation(Borrows, sync, unchanged=HOOKS),
-    "momentum encoder": Situation(Follows, follow, unchanged=()),
+    "channels last": Situation(loops.Convolved, columns=UNWRAPPED),
+    "weights that another module uses": Situation(loops.Borrows, loops.sync, unchanged=HOOKS),
+    "weights that a hook computes": Situation(loops.normed, columns=UNWRAPPED),
+    "weights that are pruned": Situation(loops.pruned, columns=(*UNWRAPPED, "server, local")),
+    "momentum encoder": Situation(loops.Follows, loops.follow, unchanged=()),
     "two passes over one graph": Situation(
-        backward=twice, columns=("fsdp", "group", "server, votes"), unchanged=("group",)
+        backward=loops.twice, columns=("fsdp", "group", "server, votes"), unchanged=("group",)
     ),
-    "two passes, the last exchanges": Situation(backward=twice_apart, columns=("fsdp", "group", "server")),
+    "two passes, the last exchanges": Situation(backward=loops.twice_apart, columns=("fsdp", "group", "server")),
+    "two passes in views": Situation(loops.Viewed, backward=loops.accumulated, columns=UNWRAPPED, unchanged=()),
+    "a branch of some batches": Situation(loops.Branched, columns=("ddp",)),
+    "checkpointed": Situation(partial(loops.Checkpointed, False)),
+    "checkpointed, reentrant": Situation(partial(loops.Checkpointed, True)),
+    "autocast": Situation(backward=loops.in_bfloat16, unchanged=()),
+    "clipped gradients": Situation(change=loops.clip, columns=HOOKS, unchanged=()),
+    "Adam": Situation(optimizer=loops.adam, columns=(*HOOKS, "server", "server, votes"), unchanged=()),
+    "AdamW": Situation(optimizer=loops.adamw, columns=(*HOOKS, "server", "server, votes"), unchanged=()),
 }
 PLACES = [(name, column) for name, situation in SITUATIONS.items() for column in situation.columns]
 REFUSED = {
-    "complex parameters": (Situation(Complex), "ConfigError: .*complex64", COLUMNS),
-    "two passes over one graph": (Situation(backward=twice), "ProtocolError: .*pushed twice.*no_sync", ("server",)),
-    "two passes over one wrapper's graph": (Situation(backward=twice), "nothing .*call backward.. once", ("ddp",)),
-    "early weights": (Situation(Borrows), "RuntimeError: .*inplace operation", ("server",)),
+    "complex parameters": (Situation(loops.Complex), "ConfigError: .*complex64", COLUMNS),
+    "two passes over one graph": (
+        Situation(backward=loops.twice),
+        "ProtocolError: .*pushed twice.*no_sync",
+        ("server",),
+    ),
+    "two passes over one wrapper's graph": (
+        Situation(backward=loops.twice),
+        "nothing .*call backward.. once",
+        ("ddp",),
+    ),
+    "early weights": (Situation(loops.Borrows), "RuntimeError: .*inplace operation", ("server",)),
 }
 """Situations, what a worker hears, and where."""
 ENDS = {
@@ -240,7 +238,7 @@ def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, l
 @pytest.mark.parametrize(("name", "column"), PLACES)
 def test_situation_gives_the_right_weights_on_all_ranks(ranks: dict[str, list[Any]], name: str, column: str) -> None:
     for weights, unchanged, apart in ranks[f"{name}, {column}"]:
-        assert unchanged and apart < 1e-6 and same(weights, ranks[f"{name}, {column}"][0][0])
+        assert unchanged and apart < 1e-5 and same(weights, ranks[f"{name}, {column}"][0][0])
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -273,4 +271,4 @@ def test_subgroups_and_a_rank_alone_train_as_torch_does() -> None:
     found = run_cases(3, {column: (run_apart, column) for column in ("ddp", "group")})
     for (first, *_), *others in found.values():
         assert same(first, others[1][0]) and not same(first, others[0][0])
-    assert all(apart < 1e-6 for each in found.values() for _, apart in each)
+    assert all(apart < 1e-5 for each in found.values() for _, apart in each)

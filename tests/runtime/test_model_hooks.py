@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune, weight_norm
 
 import thinwire as tw
 from tests.hooks.cluster import start_server
@@ -43,38 +42,6 @@ def train(model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
     opt.step()
     opt.sync()
     return model.get_parameter("3.weight").detach().clone()
-
-
-@pytest.mark.parametrize(
-    ("kind", "design"),
-    [("weight_norm", "fp32"), ("pruned", "local-sgd[h=1,codec=fp32]")],
-)
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_forward_hooks_compute_weights_from_newest_parameters(servers: list[Server], design: str, kind: str) -> None:
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        model = mlp(0)
-        layer = model.get_submodule("0")
-        if kind == "pruned":
-            prune.random_unstructured(layer, "weight", amount=0.3)  # type: ignore[no-untyped-call]
-        else:
-            weight_norm(layer)
-        return model
-
-    def losses(model: nn.Module, opt: torch.optim.Optimizer) -> list[float]:
-        found = []
-        for _ in range(4):
-            opt.zero_grad()
-            loss = model(batch(0, 0)[0]).square().mean()
-            loss.backward()
-            opt.step()
-            found.append(float(loss.detach()))
-        return found
-
-    alone, model = made(), made()
-    expected = losses(alone, sgd(alone))
-    with begin(model, servers, design=design) as opt:
-        assert losses(model, opt) == pytest.approx(expected, rel=1e-5) and len({*expected}) == 4
 
 
 @pytest.mark.parametrize("design", ["3lc", "local-sgd[h=2]"])

@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.server_runs import Weights, backward, equal, mlp, one_step, parameters_of, run, steps
+from tests.hooks.server_runs import Weights, equal, mlp, one_step, parameters_of, run, steps
 from thinwire.hooks.distribute import DistributedOptimizer
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
-    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01),
-}
-
-
-def alone(count: int, workers: int, make: Callable[[Any], torch.optim.Optimizer]) -> Weights:
-    """The same training in one process with plain torch: gradients averaged by hand."""
-    model = mlp(0)
-    optimizer = make(model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=count)
-    for step in range(count):
-        optimizer.zero_grad()
-        for rank in range(workers):
-            backward(model, rank, step, 1 / workers)
-        optimizer.step()
-        scheduler.step()
-    return parameters_of(model)
-
-
-def assert_close(found: Weights, expected: Weights, message: str = "") -> None:
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=f"{message} {name}")
-
-
-def test_uncompressed_training_with_a_schedule_equals_plain_torch() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=8)
-        for step in range(8):
-            one_step(model, opt, rank, step)
-            scheduler.step()
-        opt.sync()
-        return parameters_of(model)
-
-    for name, make in OPTIMIZERS.items():
-        results, core = run_cluster(mlp, train, workers=3, codec="fp32", optimizer=make)
-        for result in results:
-            assert_close(result, alone(8, 3, make), name)
-        assert core.finished
 
 
 def test_transport_overlap_and_chunks_change_no_bit() -> None:
