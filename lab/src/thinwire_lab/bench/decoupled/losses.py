@@ -60,7 +60,7 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
     """Trains once.
 
     Args:
-        learning: what all learners train.
+        learning: the training of all learners.
         steps: inner steps of each learner, by rank.
         stagger: learners that do not wait begin so many inner steps after one another.
         tell: takes words on progress.
