@@ -21,6 +21,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
 from thinwire.planner.transport_costs import TransportCosts
+from thinwire.runtime.clock import Cancel
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -201,7 +202,7 @@ class _Shard:
 
     def __init__(self, cluster: Cluster, index: int) -> None:
         self._cluster, self._index = cluster, index
-        self.server = MemoryServer(serving(ServerCore()))
+        self.server = MemoryServer(serving(ServerCore(), clock=self))
         self._connections: list[_ModelledConnection] = []
         self._free_s = 0.0
 
@@ -226,6 +227,20 @@ class _Shard:
         self.work(now_s, time.thread_time() - began_s + self._message_s(nbytes))
         for connection in self._connections:
             connection.answered()
+
+    def now(self) -> float:
+        """Returns the computed time; the server's clock (`runtime.clock.Clock`)."""
+        return self._cluster.agenda.now()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
+        """Calls the server back, and sends what it then says."""
+
+        def call() -> None:
+            callback()
+            for connection in self._connections:
+                connection.answered()
+
+        return self._cluster.agenda.call_later(delay_s, call)
 
     def send(self, worker: str, nbytes: int, arrived: Callable[[float], None]) -> None:
         """Sends a message as soon as the server has done what it is at."""
