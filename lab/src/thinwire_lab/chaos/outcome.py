@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UnsetType
 
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Quorum, consistency
 from thinwire_lab.bench.harness import Figures
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
@@ -70,10 +70,15 @@ def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
     behind = [outcome for outcome in done.values() if outcome.steps < steps]
     if policy.quorum(job.workers) < job.workers and len(behind) < len(done):
         behind = []  # one that was late goes on from the newest version, and takes a step less than the others
+    together = list(done.values())
+    if isinstance(policy, Quorum):
+        behind = []  # they end once they have taken enough steps together
+        # One that comes back when the others have ended trains on alone until it hears so.
+        together = [outcome for outcome in together if outcome.steps > 2 * policy.h] or together
     if not done:
         problems.append("nobody reached the end")
     problems += [f"worker {each.rank} ended after {each.steps} of {steps} steps" for each in behind]
-    digests = {outcome.weights for outcome in done.values()}
+    digests = {outcome.weights for outcome in together}
     if len(digests) > 1 and policy.replicas_end_equal:
         problems.append(f"the workers ended with {len(digests)} different models")
     losses = [outcome.train_loss for outcome in done.values()]

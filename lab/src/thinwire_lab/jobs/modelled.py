@@ -21,6 +21,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
 from thinwire.planner.transport_costs import TransportCosts
+from thinwire.runtime.clock import Cancel
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -201,8 +202,9 @@ class _Shard:
 
     def __init__(self, cluster: Cluster, index: int) -> None:
         self._cluster, self._index = cluster, index
-        self.server = MemoryServer(serving(ServerCore()))
+        self.server = MemoryServer(serving(ServerCore(), clock=self))
         self._connections: list[_ModelledConnection] = []
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._free_s = 0.0
 
     @property
@@ -217,15 +219,38 @@ class _Shard:
         return connection
 
     def handle(self, call: Callable[[], None], nbytes: int, now_s: float) -> None:
-        """Has the server take a message, once it is free, and sends what it answers."""
+        """Has the server take a message, once it has taken those before and is free, and sends what it answers."""
+        self._waiting.append((call, nbytes))
+        if len(self._waiting) == 1:
+            self._take(now_s)
+
+    def _take(self, now_s: float) -> None:
         if self._free_s > now_s:
-            self._cluster.agenda.note(self._free_s, partial(self.handle, call, nbytes))
+            self._cluster.agenda.note(self._free_s, self._take)
             return
+        call, nbytes = self._waiting[0]
         began_s = time.thread_time()
         call()
         self.work(now_s, time.thread_time() - began_s + self._message_s(nbytes))
         for connection in self._connections:
             connection.answered()
+        self._waiting.popleft()
+        if self._waiting:
+            self._take(now_s)
+
+    def now(self) -> float:
+        """Returns the computed time; the server's clock (`runtime.clock.Clock`)."""
+        return self._cluster.agenda.now()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
+        """Calls the server back, and sends what it then says."""
+
+        def call() -> None:
+            callback()
+            for connection in self._connections:
+                connection.answered()
+
+        return self._cluster.agenda.call_later(delay_s, call)
 
     def send(self, worker: str, nbytes: int, arrived: Callable[[float], None]) -> None:
         """Sends a message as soon as the server has done what it is at."""

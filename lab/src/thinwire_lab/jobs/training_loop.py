@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.engines.events import Event
+from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.random_states import random_states, set_random_states
 from thinwire.policies.consistency import consistency
@@ -68,7 +69,9 @@ class TrainingLoop:
         self._reported = self._evaluated = self._began
 
     def over(self) -> bool:
-        """Whether the last step has been taken."""
+        """Whether the last step has been taken; of learners that never wait, as many in all as they would in step."""
+        if self._steps is not None and isinstance(self._opt, DecoupledOptimizer):
+            return self._opt.examples_merged >= self._steps * self._job.workers
         if self._steps is not None:
             return max(self._opt.steps_done, self._opt.clock) >= self._steps
         return self._opt.finished
@@ -158,6 +161,8 @@ class TrainingLoop:
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""
+        if isinstance(self._opt, DecoupledOptimizer) and self._job.seconds is None:
+            return min(1.0, self._opt.examples_merged / (self._recipe.steps * self._job.workers))
         if self._job.seconds is None:
             return self._opt.steps_done / self._recipe.steps
         return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0

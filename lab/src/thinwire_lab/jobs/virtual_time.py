@@ -11,13 +11,18 @@ from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES
+from thinwire.runtime.clock import Cancel
 from thinwire.transports.links import TokenBucket
 
 
 class Agenda:
-    """What is to happen, by time; what is of one time happens in the order in which it was noted."""
+    """What is to happen, by time; what is of one time happens in the order in which it was noted.
+
+    It is a server's clock, too (`runtime.clock.Clock`).
+    """
 
     def __init__(self) -> None:
+        self._now_s = 0.0
         self._waiting: list[tuple[float, int, Callable[[float], None]]] = []
         self._noted = 0
 
@@ -33,8 +38,23 @@ class Agenda:
 
     def advance(self) -> None:
         """Has the next thing happen."""
-        when, _, happen = heappop(self._waiting)
-        happen(when)
+        self._now_s, _, happen = heappop(self._waiting)
+        happen(self._now_s)
+
+    def now(self) -> float:
+        """Returns the time of what happens now, in seconds."""
+        return self._now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
+        """Calls `callback` once, `delay_s` seconds from now; returns what cancels that."""
+        calls = [callback]
+
+        def happen(now_s: float) -> None:
+            for call in calls:
+                call()
+
+        self.note(self._now_s + delay_s, happen)
+        return calls.clear
 
 
 class ModelledLinks:

@@ -1,7 +1,7 @@
-"""One learner as a process: it keeps its pace, and reports how long each inner step had it wait, or exchange, beside.
+"""One learner as a process: it keeps its pace, and reports the seconds of every inner step.
 
-An inner step's computing, from the batch to the learner's own optimizer, is padded to its pace, so that several
-learners fit few processors. Seconds of exchanges are not padded away: they come on top, waits in the forward pass too.
+The computing of an inner step, from the batch to the learner's own optimizer, is padded to the pace: several learners
+fit few processors. Seconds of exchanges come on top, waits in the forward pass too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from thinwire.engines.events import Event
 from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
 from thinwire.policies.designs import design
-from thinwire_lab.bench.decoupled.learning import ALONE, Learning, after_inner_steps, take_step
+from thinwire_lab.bench.decoupled.learning import ALONE, Learning, take_step
 from thinwire_lab.bench.roles import WARM, Gates, Rank, Warm
 from thinwire_lab.jobs.training import warm_up
 
@@ -35,7 +35,7 @@ class Inner(Event, frozen=True, kw_only=True):
     Attributes:
         at_s: seconds since all learners began.
         computing_s: from the batch to the learner's own optimizer, before it was padded.
-        stall_s: that the step took beyond both its pace and its computing.
+        stall_s: exchanges and waits, beyond the pace and the computing.
         loss: of its batch.
     """
 
@@ -65,14 +65,14 @@ def play(role: LearnerRank) -> None:
         chosen = design(learning.design)
         warm_up(chosen.up)
         warm_up(chosen.down)
-    take_step(made.copy(), made.copy().optimizer, 0.0)
+    made.copy().backward()  # the first one loads and compiles
     with learning.join(made, rank, role.server or "") as opt:
         if learning.design != ALONE:
             opt.sync()
         _say(Warm())
         Gates(role.gate).wait(WARM)
         pace = _Pace(learning.pace_of(rank), opt, (Path(role.gate) / WARM).stat().st_mtime)
-        after_inner_steps(made, pace.keep)
+        made.optimizer.register_step_post_hook(pace.keep)
         while (progress := pace.progress(role)) < 1:
             pace.begin()
             loss = take_step(made, opt, progress)
@@ -100,8 +100,8 @@ class _Pace:
         """An inner step begins."""
         self._began, self._exchanged = time.perf_counter(), self._exchange_s()
 
-    def keep(self) -> None:
-        """The step has been computed: waits until the pace is kept."""
+    def keep(self, *_: Any) -> None:
+        """The learner's own optimizer has stepped, and nothing is exchanged yet: waits until the pace is kept."""
         self._computing_s = time.perf_counter() - self._began - (self._exchange_s() - self._exchanged)
         time.sleep(max(0.0, self._pace_s - self._computing_s))
 

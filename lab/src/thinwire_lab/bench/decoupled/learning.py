@@ -1,8 +1,8 @@
-"""What one learner does, by any clock: batch, backward pass, its optimizer's step, its pace, and the exchange."""
+"""A learner's training, by any clock: its model, its batches, and one inner step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ DATA = "python-text"
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """What all learners train.
+    """The training of all learners.
 
     Args:
         design: of the exchanges, or `ALONE`.
@@ -83,8 +83,3 @@ def take_step(made: Training, opt: Any, progress: float) -> float:
     else:
         opt.step()
     return float(loss)
-
-
-def after_inner_steps(made: Training, call: Callable[[], None]) -> None:
-    """Has `call` called when the learner's own optimizer has stepped, and before anything is exchanged."""
-    made.optimizer.register_step_post_hook(lambda *_: call())

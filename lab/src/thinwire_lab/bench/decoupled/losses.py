@@ -5,13 +5,12 @@ An inner step takes its learner's pace, and all else takes no time. Cores, codec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
-from thinwire.runtime.clock import Cancel
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
@@ -31,45 +30,20 @@ class Loss(Figures, frozen=True, kw_only=True):
     versions: int | None = None
 
 
-class _Clock(Agenda):
-    """The computed time, for the server too (`runtime.clock.Clock`)."""
-
-    now_s = 0.0
-
-    def now(self) -> float:
-        return self.now_s
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
-        calls = [callback]
-
-        def happen(now_s: float) -> None:
-            for call in calls:
-                call()
-
-        self.note(self.now_s + delay_s, happen)
-        return calls.clear
-
-    def run(self) -> None:
-        """Lets everything that is noted happen."""
-        while (next_s := self.next_s) < float("inf"):
-            self.now_s = next_s
-            self.advance()
-
-
 def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, tell: Tell = lambda text: None) -> Loss:
     """Trains once.
 
     Args:
-        learning: what all learners train.
+        learning: the training of all learners.
         steps: inner steps of each learner, by rank.
         stagger: learners that do not wait begin so many inner steps after one another.
         tell: takes words on progress.
     """
-    clock, ranks = _Clock(), range(len(steps))
+    agenda, ranks = Agenda(), range(len(steps))
     mades = [learning.training(rank) for rank in ranks]
     mades[0].copy().backward()  # several threads that load the arithmetic at once can fail
     losses: list[list[float]] = [[] for _ in ranks]
-    with MemoryServer(serving(ServerCore(), clock=clock)) as server, ThreadPoolExecutor(len(steps)) as pool:
+    with MemoryServer(serving(ServerCore(), clock=agenda)) as server, ThreadPoolExecutor(len(steps)) as pool:
 
         def join(rank: int) -> Any:
             opt = learning.join(mades[rank], rank, server.connect())
@@ -84,7 +58,7 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
         def pace(rank: int, now_s: float) -> None:
             if len(losses[rank]) < steps[rank]:
                 step(rank)
-                clock.note(now_s + learning.pace_of(rank), partial(pace, rank))
+                agenda.note(now_s + learning.pace_of(rank), partial(pace, rank))
 
         def in_step(rank: int) -> None:
             for _ in range(steps[rank]):
@@ -96,8 +70,9 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
         opts = list(pool.map(join, ranks))
         if decoupled := isinstance(opts[0], DecoupledOptimizer):
             for rank in ranks:
-                clock.note((1 + rank * stagger) * learning.pace_of(rank), partial(pace, rank))
-            clock.run()
+                agenda.note((1 + rank * stagger) * learning.pace_of(rank), partial(pace, rank))
+            while agenda.next_s < float("inf"):
+                agenda.advance()
         else:
             list(pool.map(in_step, ranks))
         list(pool.map(end, ranks))

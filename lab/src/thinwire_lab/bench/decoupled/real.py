@@ -32,7 +32,7 @@ QUIET_END = 0.8
 
 
 class Run(Figures, frozen=True, kw_only=True):
-    """What one training came to.
+    """The figures of one training.
 
     Attributes:
         steps: inner steps of each learner, by rank.
@@ -45,6 +45,7 @@ class Run(Figures, frozen=True, kw_only=True):
         deaths: how often a learner was killed.
         loss: of the shared parameters at the end, in nats a byte.
         carried: bytes that a learner sent and received in an inner step, as the kernel counted them.
+        below_ddp: how many times that is below what a rank of plain DDP sends and receives, computed (`ring_nbytes`).
     """
 
     steps: list[int]
@@ -57,6 +58,7 @@ class Run(Figures, frozen=True, kw_only=True):
     deaths: int = 0
     loss: float | None = None
     carried: float | None = None
+    below_ddp: float | None = None
     shaping: str = ""
 
 
@@ -85,7 +87,7 @@ def run(learning: Learning, seconds: float, links: Links, *, kill_every_s: float
 
 
 class _Course:
-    """What has been reported so far."""
+    """One training, as its processes report it."""
 
     def __init__(self, learning: Learning, seconds: float, group: RankGroup, tell: Tell) -> None:
         self._learning, self._seconds, self._group, self._tell = learning, seconds, group, tell
@@ -135,7 +137,7 @@ class _Course:
                 self._tell(f"{name} {reason.partition(';')[0]}, started again")
 
     def figures(self, links: Links) -> Run:
-        """Returns what the training came to."""
+        """Returns the training's figures."""
         learning, inner = self._learning, list(self._inner.values())
         taken = [step for steps in inner for step in steps]
         if not all(inner):
@@ -147,6 +149,7 @@ class _Course:
         read = len(taken) * recipe.batch * (recipe.context or CONTEXT)
         merged = [each.merged for each in self._learned.values() if each.merged is not None]
         gaps = [after - before for at in self._updated.values() for before, after in pairwise(at)]
+        carried = None if self._traffic is None else sum(self._traffic) / len(taken)
         return Run(
             steps=[len(steps) for steps in inner],
             seconds=max(step.at_s for step in taken),
@@ -157,9 +160,16 @@ class _Course:
             gap_s=max(gaps, default=None),
             deaths=self._deaths,
             loss=next((each.loss for each in self._learned.values() if each.loss is not None), None),
-            carried=None if self._traffic is None else sum(self._traffic) / len(taken),
+            carried=carried,
+            below_ddp=ring_nbytes(learning) / carried if carried else None,
             shaping=links.shaping,
         )
+
+
+def ring_nbytes(learning: Learning) -> float:
+    """Returns how many bytes a rank sends and receives in a step of plain DDP, in a ring, without headers."""
+    ranks = len(learning.speeds)
+    return 2 * 2 * (ranks - 1) / ranks * 4 * sum(each.numel() for each in learning.training(0).model.parameters())
 
 
 def _start_server(group: RankGroup, journal: Path) -> str:
