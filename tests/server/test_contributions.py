@@ -105,21 +105,6 @@ def test_grace_window_ends_before_the_fastest_contributes_again() -> None:
     assert timed.core.merges_at == pytest.approx(10.5 + 10.5), "when rank 0 is expected; rank 1's interval is longer"
 
 
-def test_grace_window_ends_with_the_last_learner_that_is_expected() -> None:
-    timed = Timed("quorum[k=1,grace=10.0,h=4]")
-    for at, rank in ((0, 0), (1, 1), (2, 2), (4, 0), (5, 1), (8, 0), (9, 1), (12, 0), (13, 1), (14, 2), (16, 0)):
-        timed.wait(at - timed.time)
-        timed.contribute(rank, 1.0)
-    assert timed.next_at() == pytest.approx(17.4), "rank 1 is expected at 17, rank 2 long after rank 0 comes again"
-    timed.wait(1.0)
-    [merge] = timed.contribute(1, 1.0)
-    assert merge.ranks == (0, 1), "at once: no other is expected"
-    timed.wait(3.0)
-    timed.contribute(0, 1.0)
-    [merge] = timed.wait(2.0)
-    assert merge.ranks == (0,), "rank 1 is late"
-
-
 def test_newer_contribution_is_added_to_the_one_that_waits() -> None:
     timed = Timed("quorum[k=2,grace=0.0,h=4,discount=0.0]")
     timed.contribute(0, 1.0)

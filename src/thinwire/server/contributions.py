@@ -3,7 +3,7 @@
 Every learner has at most one contribution waiting for each tensor: a newer one is added to it. A tensor is **due** when
 a quorum has contributed, and either all learners have or the grace window is over. The window begins with the quorum.
 It ends before the fastest contributor's next contribution is expected, by measured intervals: waiting longer would
-delay a merge that this learner could use. It ends earlier where no other learner is expected before that.
+delay a merge that this learner could use.
 
     weight = examples · (examples / steps) · (1 + s)^-discount        s: versions since the learner's own
 
@@ -39,8 +39,6 @@ ENTRY = np.dtype(
     ]
 )
 """One learner and one tensor."""
-LATE = 0.1
-"""A learner is expected until so much of its interval later."""
 NOTHING_CAME = (False, 0.0, 0.0, 0, -1, 0.0, np.inf, False)
 
 
@@ -172,8 +170,9 @@ class Contributions:
             now: in seconds.
         """
         has_quorum, has_all, ended = self._state(live)
-        if has_quorum.any():
-            self._until = np.minimum(self._until, now + self._window(now, live))
+        begins = has_quorum & np.isinf(self._until)
+        if begins.any():
+            self._until[begins] = now + self._window(now)[begins]
         self._until[~has_quorum] = np.inf
         is_due = (has_quorum & (has_all | (self._until <= now))) | (ended & ~self._over)
         places: list[int] = np.flatnonzero(is_due).tolist()
@@ -260,24 +259,12 @@ class Contributions:
         has_quorum = (num_in > 0) & (num_in >= np.minimum(self._policy.k, num_in + num_missing))
         return has_quorum, num_missing == 0, (ended[here].sum(0) == len(live)) & (len(live) > 0)
 
-    def _window(self, now: float, live: Collection[int]) -> NDArray[np.float64]:
-        """Returns by tensor how long to wait from now on, in seconds.
-
-        That is until the last learner that is expected before the fastest contributor's next contribution. One that
-        has contributed less than twice may come any time before that.
-        """
-        is_here = [learner.is_known and learner.rank in live for learner in self._learners]
-        entries = self._entries[is_here]
-        goes_on, interval = ~entries["ended"], entries["interval"]
-        next_at = entries["at"] + interval
-        fastest = np.where(goes_on & entries["waits"], next_at, np.inf).min(0, initial=np.inf)
-        if len(entries) < len(live):
-            until = fastest
-        else:
-            latest = np.where(np.isinf(interval), fastest, entries["at"] + (1 + LATE) * interval)
-            awaited = goes_on & ~entries["waits"] & (latest <= fastest)
-            until = np.where(awaited, latest, now).max(0, initial=now)
-        window: NDArray[np.float64] = np.clip(until - now, 0.0, self._policy.grace)
+    def _window(self, now: float) -> NDArray[np.float64]:
+        """Returns by tensor how long a grace window that begins now is, in seconds."""
+        known = np.array([[learner.is_known] for learner in self._learners], np.bool_)
+        contributes = self._entries["waits"] & ~self._entries["ended"] & known
+        next_at = np.where(contributes, self._entries["at"] + self._entries["interval"], np.inf).min(0, initial=np.inf)
+        window: NDArray[np.float64] = np.clip(next_at - now, 0.0, self._policy.grace)
         return window
 
     def _average(self, place: int, here: Sequence[tuple[Learner, float]], *, scale: float) -> None:
