@@ -233,7 +233,7 @@ def _(right: Right, self: LearnerTensor, before: Any, merged: Any) -> None:
 
 @bug("a contribution merged twice", Contributions, "_decoded", of_learners=True)
 def _(right: Right, self: Contributions, learner: Learner, place: int) -> Any:
-    """What waited before a learner's newest contribution is kept when it is merged."""
+    """A shard keeps an older contribution that it has merged together with a newer one."""
     before = learner.sums.get(place)
     kept = None if before is None else before.copy()
     change = right(self, learner, place)
@@ -262,7 +262,7 @@ def _(right: Right, self: Contributions, live: Any) -> Any:
 
 @bug("a version that was never published", MergeEngine, "_check_contribution", of_learners=True)
 def _(right: Right, self: MergeEngine, rank: int, message: Contribution, frames: Any) -> Any:
-    """A shard does not look from which version a learner says that it continued."""
+    """A shard does not check the version from which a learner continued."""
     return right(self, rank, msgspec.structs.replace(message, bases=(0,) * len(message.bases)), frames)
 
 

@@ -1,6 +1,6 @@
 """The rules that hold for learners, which never wait for each other, besides those of all workers.
 
-What learners contribute, and when, the watch knows by their messages; when a shard must merge it, by the shard's clock.
+The watch knows contributions by their messages. It measures grace windows by the shard's clock.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from thinwire.worker.model import WorkerTensor
 
 MOMENT_S = 1e-6
 DEAD_S = 2.0
-"""So long after a process died, and after the time that a server waits, its shard has given it up for certain."""
+"""This long after the time that a server waits, a shard has given up a dead process."""
 BAD_SHARE = 0.15
-"""Of the contributions, those before which a shard hears bad ones."""
+"""Before this share of the contributions a shard hears a bad one."""
 
 
 class LearnersWatch(Watch):
@@ -114,11 +114,11 @@ class LearnersWatch(Watch):
         return now > self._died.setdefault(who, now) + self._scenario.grace_s + DEAD_S
 
     def _look(self, shard: Shard, *, looks: bool) -> None:
-        """What is due is merged, and no grace window is longer than it may be.
+        """Checks that the shard has merged the tables that are due.
 
         Args:
             shard: which.
-            looks: whether it has looked, too. Where a learner has joined, it looks again once that one has begun.
+            looks: whether it has looked for due tables. After a join it looks again when that learner begins.
         """
         core, now = shard.core, shard.core.now()
         members = core._engine.members  # type: ignore[union-attr]
@@ -187,7 +187,7 @@ class LearnersWatch(Watch):
         return updated
 
     def _say_bad(self, shard: Shard, who: WorkerProcess, peer: int, good: Contribution, frames: Any) -> None:
-        """A shard refuses by name what is wrong, and nothing changes."""
+        """Checks that a shard refuses a bad contribution by name, and that nothing changes."""
         core, before = shard.core, self._inboxes[shard][good.tables[0]].newest.get(who)
         said, changes = bad_contribution(self._chance, good, frames, before, self._policy.h)
         state = contributed_to(core)

@@ -1,4 +1,4 @@
-"""What must be: of a table at a worker by what it pushed, of a shard by what it was told."""
+"""The expected state of a worker's table, by its pushes, and of a shard, by the messages that it heard."""
 
 from __future__ import annotations
 
@@ -256,5 +256,5 @@ def contributed_to(core: ServerCore) -> object:
 
 
 def has_looked(answer: Message) -> bool:
-    """Whether a shard that says so has looked what is due to be merged."""
+    """Whether a shard that sends this answer has looked for due tables."""
     return isinstance(answer, Welcome | Merged) or (isinstance(answer, Members) and not answer.interrupted)
