@@ -91,7 +91,7 @@ class LocalOptimizer(JoinedOptimizer):
             self._steering = rounds.steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
         self._private = PrivateWeights(model, rounds, workers)
         rounds.forget = partial(forget_what_is_not_finite, optimizer)
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+        with suppress(AttributeError):  # one that never called torch's __init__ has no hooks
             optimizer.register_step_post_hook(self._look_who_steps)
 
     # ---- the optimizer's interface

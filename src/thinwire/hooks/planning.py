@@ -149,7 +149,7 @@ def make_plan(
     known = optimizer.defaults if local is None else given[0]
     groups = tuple(portable_options(group, known) for group in given)
     policy = consistency or find_consistency(design.consistency)
-    policy.terms(workers)  # answers that can never be met are refused here, where they are somebody's own
+    policy.terms(workers)  # refuses impossible answers of another package's policy
     agreed = {**(frozen(model, [parameter for _, parameter in parameters]) if begins else {}), **(settings or {})}
     plans = tuple(
         Plan(

@@ -1,4 +1,4 @@
-"""The timetable of local updates as it stands after some inner steps. All workers have the same one."""
+"""The state of the timetable of local updates after some inner steps. All workers have the same one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SavedRounds(msgspec.Struct, frozen=True):
 
 
 class Rounds:
-    """Which fragments a worker exchanges after an inner step, and before which one it merges their averages.
+    """The fragments that a worker exchanges after an inner step, and the step before which it merges their averages.
 
     Args:
         updates: the timetable.
@@ -81,13 +81,13 @@ class Rounds:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether no step was taken since a flush, or at all."""
+        """Whether no step was taken since a flush, or since the beginning."""
         return self._flushed_at == self.iteration
 
     def due(self) -> list[int]:
         """Returns the fragments to exchange at the end of the inner step under way.
 
-        After a flush within a round, fragments whose turn was before it follow with the next one that is due. A worker
+        After a flush within a round, fragments that were due before it follow with the next one that is due. A worker
         that joined since begins a round, and would wait for them while the others wait for what comes later.
         """
         due = self._updates.fragment_due(self.iteration)
@@ -106,7 +106,7 @@ class Rounds:
         return self._merges_at[fragment] is not None
 
     def to_merge(self) -> list[int]:
-        """Returns the fragments whose averages the next inner step needs."""
+        """Returns the fragments with averages that the next inner step needs."""
         return [f for f, at in enumerate(self._merges_at) if at is not None and self.iteration >= at]
 
     def is_whole(self, fragment: int) -> bool:

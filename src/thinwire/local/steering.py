@@ -3,11 +3,11 @@
 An update of the shared parameters is the mean of what all workers changed in the last H steps. Divided by the rates of
 these steps it is the direction in which their optimizers went on average, and times the root of a worker's own second
 moment a first moment that would have led there. A share of each worker's own is replaced by that: nothing more travels.
-(Momenta from what everybody did: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
+(Momenta from all workers' changes: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
 
-What decoupled weight decay has taken goes off first. No gradient led there, every optimizer takes it by itself at each
-step, and a momentum that held it would take it again and again. Not where shards average over senders: a value that
-nobody sent has not changed, and what waits of it decays in the residual.
+The effect of decoupled weight decay is subtracted first. No gradient led there, every optimizer applies it at each step,
+and a momentum that held it would apply it again and again. Not where shards average over senders: a value without a
+sender has not changed, and its waiting part decays in the residual.
 
 An update also holds what waited in residuals, of steps with the rates of then. Where rates have fallen much since, it
 is divided by a share of what the one before was divided by, so that what is left of larger steps makes no huge

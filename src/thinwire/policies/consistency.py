@@ -18,7 +18,7 @@ from thinwire.policies.naming import Family, check_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a policy means for a training of some number of workers: decided once, read by workers and shards alike.
+    """The answers of a policy for some number of workers: computed once, read by workers and shards.
 
     Args:
         workers: how many take part.
@@ -112,7 +112,7 @@ class Consistency:
         return iteration
 
     def needs(self, clock: int) -> int:
-        """Which version a table must have before the forward pass that follows `clock` exchanges."""
+        """The version that a table must have before the forward pass that follows `clock` exchanges."""
         return clock
 
     def quorum(self, workers: int) -> int:
@@ -128,7 +128,7 @@ class Consistency:
         return False
 
     def criterion(self) -> Criterion | None:
-        """Decides, per tensor, whether its pending gradient is worth sending; None sends always."""
+        """Decides, per tensor, whether its pending gradient is sent; None sends always."""
         return None
 
     def terms(self, workers: int, *, elastic: bool = False) -> Terms:
@@ -165,7 +165,7 @@ class Bsp(Consistency):
 class Asp(Consistency):
     """Totally asynchronous: each push is an update; a worker waits for the answers to its own pushes alone.
 
-    Every worker (or group of workers with the same copy) gets deltas of its own: the per-client sums of Wu 2018.
+    Every worker (or group of workers with the same copy) gets separate deltas: the per-client sums of Wu 2018.
     """
 
     id: ClassVar[str] = "asp"
@@ -262,7 +262,7 @@ class Local(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Consistency):
-    """Adaptive communication: a tensor is sent when its pending gradient is worth it (Wu 2018, §2.3.2).
+    """Adaptive communication: a tensor is sent when its pending gradient meets a criterion (Wu 2018, §2.3.2).
 
     Args:
         when: the criterion's name: `norm`, `variance`, `period` or `time`.
@@ -353,7 +353,7 @@ def name_of(policy: Consistency) -> str:
     options = ",".join(f"{name}={'null' if value is None else value}" for name, value in values.items())
     name = f"{policy.id}[{options}]" if options else policy.id
     if policy.id in POLICIES.shipped or policy.id not in POLICIES.known():
-        return name  # whoever does not know it says so
+        return name  # a process without this policy refuses it by name
     made = consistency(name)
     if made != policy:
         raise ConfigError(

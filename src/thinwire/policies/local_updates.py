@@ -240,7 +240,7 @@ class LocalUpdates:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a design of local updates is made of.
+    """The parts of a design of local updates.
 
     Args:
         about: what it is, and where it comes from.

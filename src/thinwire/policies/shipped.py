@@ -121,7 +121,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
 
 
 def _options_of(kind: Kind, named: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A design's options of its own codec, or of one that is named in its place with none of these."""
+    """Returns a design's options for its codec, or for a codec that is named in its place without options."""
     if not named:
         return kind.options
     codec_id, own = parse_name(named, "codec")

@@ -1,4 +1,4 @@
-"""Whether a plan can be served, and in what two workers' plans differ, in words for people."""
+"""Checks whether a plan can be served, and names the difference between two workers' plans."""
 
 from __future__ import annotations
 

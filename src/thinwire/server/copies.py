@@ -1,4 +1,4 @@
-"""What the workers hold of a table, as the server knows it bit for bit: one array for all that hold the same."""
+"""The workers' copies of a table, bit for bit, at the server: one array for all workers with the same copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unbounded() -> DeltaLagBound | None:
 
 @dataclass
 class Copy:
-    """What some workers hold, all of them the same.
+    """The copy that some workers have in common.
 
     Args:
         values: the workers' copy, bit for bit; changed in place.
@@ -43,7 +43,7 @@ class Copy:
 
     @property
     def base(self) -> FloatArray:
-        """What the server's values are sent without: the copy, or what they were."""
+        """The values to subtract from the server's before they are sent: the copy, or the values sent last."""
         return self.values if self.seen is None else self.seen
 
 
@@ -73,7 +73,7 @@ class Copies:
     def move(self, ranks: set[int]) -> Copy:
         """Returns the copy of some workers, which all hold the same, to be changed in place.
 
-        Those who stay behind keep theirs: a group that splits is copied first.
+        The other workers keep their copy: a group that splits is copied first.
         """
         [copy] = [copy for copy in self._copies if copy.owners & ranks]
         moving = copy.owners & ranks
@@ -108,7 +108,7 @@ class Copies:
             max(self._copies, key=lambda copy: len(copy.owners)).owners.add(rank)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Every copy and whose it is."""
+        """Every copy and its workers."""
         return [
             {
                 "values": copy.values.copy(),
@@ -133,7 +133,7 @@ class Copies:
 
 
 def own_array(values: Any, shape: tuple[int, ...]) -> FloatArray:
-    """Returns a saved tensor or array as an array of its own. Raises ConfigError where it has another shape."""
+    """Returns a saved tensor or array as a new array. Raises ConfigError where it has another shape."""
     array: FloatArray = torch.as_tensor(values, dtype=torch.float32, device="cpu").clone().numpy()
     if array.shape != shape:
         raise ConfigError(f"the state holds values of shape {array.shape}; the table has {shape}")

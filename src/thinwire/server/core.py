@@ -75,7 +75,7 @@ class ServerCore(ShardMembership):
         return [] if engine is None or self._failed is not None else self._ending(lambda: self._address(engine.go_on()))
 
     def broke(self, peer: int, reason: str) -> list[Effect]:
-        """A peer said what the conversation does not allow: it is refused, and the others hear why."""
+        """Refuses a peer that broke the conversation, and names the reason to the other workers."""
         return self._ending(lambda: self._broke(peer, reason))
 
     def _ending(self, event: Callable[[], list[Effect]]) -> list[Effect]:
@@ -154,7 +154,7 @@ class ServerCore(ShardMembership):
         self._initial.append((Values(tables=message.tables, versions=(0,) * len(frames)), frames))
         if taken + len(frames) < len(self._engine.tables):
             return []
-        # Sent when all are there: who joins in between would have some of them, and nobody to ask for the others.
+        # Sent when all are there: a worker that joins in between would get some of them, and never the others.
         initial, self._initial, self._initialised = self._initial, [], True
         others = tuple(other for other in self._training_peers() if other != peer)
         return [Send(others, down, part) for down, part in initial] if others else []

@@ -1,8 +1,8 @@
 """What travels down: one idea, several forms.
 
-`delta`: the server keeps the model and, bit for bit, the copy that workers hold; what they lack is encoded once for all
-workers (3LC §3, shared pulls). Where each push is an update of its own, copies part ways, and what a worker has not
-been sent adds up for it alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the
+`delta`: the server keeps the model and, bit for bit, the workers' copy; their difference is encoded once for all
+workers (3LC §3, shared pulls). Where each push is a separate update, copies differ, and each worker's unsent difference
+adds up for that worker alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the
 server (DoubleSqueeze), or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of
 whole weights (Øland & Raj). `momentum`: as `delta`, and each end adds the optimizer's momentum itself.
 """
@@ -93,7 +93,7 @@ class ModelDelta(Downlink):
     """The change of a model that the server updates.
 
     With a residual all that a copy lacks is sent, and what remains is `values − copy`, which cannot drift. Without one,
-    only what came about since the copy's last update is sent, and what the codec left out is gone: the copies drift.
+    only the change since the copy's last update is sent, and the codec's error is lost: the copies drift.
     """
 
     runs_optimizer = True
@@ -143,7 +143,7 @@ class ModelDelta(Downlink):
 
 
 class ModelMomentum(ModelDelta):
-    """The change of what was sent, to which this end adds the optimizer's momentum as workers do.
+    """As `ModelDelta`; both ends add the optimizer's momentum to the copy.
 
     Args:
         name, shape, codec, workers, seed: as for `Downlink`.

@@ -1,4 +1,4 @@
-"""What a shard wants done: plain values, for others to carry out."""
+"""The effects that a shard returns: plain values, for the runtime to carry out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the person who runs the server."""
+    """Log a message for the operator of the server."""
 
     text: str
 

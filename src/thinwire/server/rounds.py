@@ -1,4 +1,4 @@
-"""What all workers say once a step: scales that they share, and digests of their replicas."""
+"""Messages of all workers once a step: shared scales, and digests of their replicas."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A worker says which states it holds (`Join`). Where others train, it is expected from the next clock. Elsewhere the
 shard waits until all of its workers have joined, and offers them its steps (`Offer`); all choose the same one, load it
-and say so (`Resume`).
+and confirm it (`Resume`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ShardMembership(ShardState):
         return [] if self._min_workers is None else self._tell_of_break(peer)
 
     def still_interrupted(self, peer: int) -> list[Effect]:
-        """A peer that was interrupted is not back after a moment: the others hear of it, where they have not yet."""
+        """A peer that was interrupted is not back after a moment: tells the other workers, unless they know."""
         if self._min_workers is not None or self._failed is not None or peer not in self._peers:
             return []
         return self._tell_of_break(peer)
@@ -61,8 +61,8 @@ class ShardMembership(ShardState):
     def awaited(self) -> frozenset[int]:
         """Workers that are to come back: after a time the others continue, or end, without them.
 
-        Those of a plan that have never come may take their time until all have been here once, and in a training of a
-        fixed number also later.
+        Workers that have never joined have no time limit until all have joined once; in a training of a fixed number,
+        none later either.
         """
         if self._failed is not None or self._engine is None:
             return frozenset()
@@ -168,7 +168,7 @@ class ShardMembership(ShardState):
     # ---- from where all continue
 
     def _gather(self) -> list[Effect]:
-        """Once all workers have joined and none trains, offers them its steps; goes back to the one that all chose."""
+        """Once all workers have joined and none trains, offers them its steps; loads the step that all chose."""
         if self._engine is None or self._failed is not None or not self._peers or self.left:
             return []
         if not self._ranks_that_are(Presence.JOINED) >= {*self._engine.members.ranks, *self.here}:
@@ -225,7 +225,7 @@ class ShardMembership(ShardState):
         return self._gather()
 
     def _go_back(self, step: int, chosen: Mapping[int, Resume], *, as_it_is: bool) -> list[Effect]:
-        """All have chosen: the shard becomes what it was at that step, and lets all workers in."""
+        """All have chosen: the shard loads its state of that step, and admits all workers."""
         assert self._engine is not None
         least = self._min_workers
         if as_it_is:
@@ -253,7 +253,7 @@ class ShardMembership(ShardState):
         return [effect for peer, each in self._peers.items() for effect in self._welcome(peer, chosen[each.rank])]
 
     def _welcome(self, peer: int, resume: Resume) -> list[Effect]:
-        """Lets a worker in, and gives it what it lacks."""
+        """Admits a worker, and sends it the tables that it lacks."""
         assert self._engine is not None
         engine, rank = self._engine, self._peers[peer].rank
         values = engine.catch_up(rank, resume.have) if self._initialised else []
@@ -284,7 +284,7 @@ class ShardMembership(ShardState):
         return self._min_workers is None and len(there) < self._least
 
     def _gone(self, rank: int, why: str) -> list[Effect]:
-        """A worker has gone for good: the others continue, or the training ends."""
+        """A worker will not return: the others continue, or the training ends."""
         reason = f"worker {rank} went away at {self.moment}: {why}"
         trained, self._presence[rank] = self._presence[rank] is Presence.TRAINING, Presence.LOST
         if not self._began and (rank == 0 or self._min_workers is None):
@@ -296,7 +296,7 @@ class ShardMembership(ShardState):
         return [*self._drop(rank, reason), *self._gather()]
 
     def _drop(self, rank: int, reason: str) -> list[Effect]:
-        """Goes on without a worker, or waits for others, and tells those who are left."""
+        """Continues without a worker, or waits for others, and informs the remaining ones."""
         assert self._engine is not None
         self._maxima.drop(rank)
         self._digests.drop(rank)

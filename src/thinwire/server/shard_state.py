@@ -37,7 +37,7 @@ class Presence(Enum):
 
 @dataclass(slots=True)
 class Peer:
-    """A session whose worker has joined.
+    """A session of a worker that has joined.
 
     Args:
         rank: of the worker.
@@ -96,7 +96,7 @@ class ShardState:
 
     @property
     def plan(self) -> Plan | None:
-        """What the first worker brought; None before."""
+        """The first worker's plan; None before."""
         return None if self._engine is None else self._engine.plan
 
     @property
@@ -116,7 +116,7 @@ class ShardState:
 
     @property
     def moment(self) -> str:
-        """`step`, in words that do not call an exchange a step where it is one in several."""
+        """`step` as text: an exchange is not called a step where one exchange comes in several steps."""
         return moment_text(self.step, self.steps_each)
 
     @property
@@ -168,7 +168,7 @@ class ShardState:
 
     @property
     def interrupted_ranks(self) -> tuple[int, ...]:
-        """Workers of `here` whose connection is broken, and who may come back, sorted."""
+        """Workers of `here` with a broken connection, which may return, sorted."""
         return tuple(sorted(each.rank for each in self._peers.copy().values() if each.interrupted))
 
     @property
@@ -211,7 +211,7 @@ class ShardState:
         return effects
 
     def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
-        """Tells all workers, or all but one, the members from now on."""
+        """Sends all workers, or all but one, the members from now on."""
         assert self._engine is not None
         members = Members(
             step=self.step,

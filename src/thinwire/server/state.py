@@ -17,7 +17,7 @@ from thinwire.states import Count, Finite, Version, read
 
 
 class SavedCopy(msgspec.Struct, frozen=True):
-    """What some workers hold of a table."""
+    """Some workers' copy of a table."""
 
     values: torch.Tensor
     owners: list[Count]
@@ -26,7 +26,7 @@ class SavedCopy(msgspec.Struct, frozen=True):
 
 
 class SavedDownlink(msgspec.Struct, frozen=True):
-    """What a downlink of any form keeps."""
+    """The state of a downlink of any form."""
 
     values: torch.Tensor
     copies: Annotated[list[SavedCopy], msgspec.Meta(min_length=1)] | None = None

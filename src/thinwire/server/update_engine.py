@@ -74,7 +74,7 @@ class UpdateEngine(TableUpdates):
         return self.terms.lockstep and is_due and not self.shard.has(rank, self.step)
 
     def drop(self, rank: int) -> list[Outgoing]:
-        """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
+        """Continues without a worker; returns the updates to send where only its gradients were missing."""
         spoke = rank == self.members.lowest
         self.members.drop(rank)
         outgoing = self.go_on()
@@ -85,7 +85,7 @@ class UpdateEngine(TableUpdates):
 
     @property
     def first_undrawn_clock(self) -> int:
-        """The first clock whose examples no worker has drawn before the shard's next message reaches it.
+        """The first clock for which no worker has drawn examples before the shard's next message reaches it.
 
         A worker draws the examples of a clock before its forward pass, which waits for all tables but those of the last
         `lead` clocks. Every worker has been told of the tables' oldest version; none of the next.
@@ -93,7 +93,7 @@ class UpdateEngine(TableUpdates):
         return self.step + 2 + self.terms.lead
 
     def go_on(self) -> list[Outgoing]:
-        """Updates what waits for no worker any more; returns what is to be sent."""
+        """Updates the tables that wait for no worker any more; returns the updates to send."""
         if not self.terms.has_common_clock:
             return []
         self.shard.add_in_turn()
@@ -111,14 +111,14 @@ class UpdateEngine(TableUpdates):
             return  # each worker counts its own steps
         furthest = self.newest + self.terms.lead if self._places else MAX_STEP
         if not 0 <= step <= furthest:
-            raise ProtocolError(f"something came of step {step}; nobody can be beyond step {furthest}")
+            raise ProtocolError(f"a message of step {step} came; no worker can be beyond step {furthest}")
 
     # A sum that overflows is Inf, and what follows from it is refused when the update is encoded.
     @np.errstate(over="ignore", invalid="ignore")
     def push(
         self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, left: Collection[int]
     ) -> list[Outgoing]:
-        """Takes one worker's gradients and buffers; returns what is to be sent.
+        """Takes one worker's gradients and buffers; returns the updates to send.
 
         Args:
             rank: whose.
@@ -206,7 +206,7 @@ class UpdateEngine(TableUpdates):
         return Settings(push.rates, options)
 
     def _trained_of(self, push: Push, frame_of: Mapping[int, EncodedTensor]) -> Set[int]:
-        """Returns the tables of a push whose gradients it holds. Raises ProtocolError where there is no such table."""
+        """Returns the tables with gradients in a push. Raises ProtocolError where there is no such table."""
         if unknown := frame_of.keys() - range(len(self.tables)):
             raise ProtocolError(f"table {min(unknown)}; there are {len(self.tables)}")
         if len(frame_of) < len(push.tables):
@@ -215,9 +215,9 @@ class UpdateEngine(TableUpdates):
         return frame_of.keys() - self._buffers
 
     def _not_late(self, rank: int, places: Sequence[int], clock: int) -> list[int]:
-        """Returns the places of tables whose update of a clock is still to be made.
+        """Returns the places of tables without an update of a clock so far.
 
-        The others' was made without this worker's gradient, and says so. Raises ProtocolError where none may.
+        Updates made without this worker's gradient name their ranks. Raises ProtocolError where none may be made so.
         """
         in_time: list[int] = []
         for current, _, some in self.shard.alike(places):
@@ -274,7 +274,7 @@ class UpdateEngine(TableUpdates):
     # ---- updates
 
     def _update_all(self, places: Sequence[int]) -> list[Outgoing]:
-        """Updates tables whose gradients are in, for as many clocks as they are."""
+        """Updates tables with complete gradients, clock after clock."""
         outgoing: list[Outgoing] = []
         ready = self.shard.complete(places)
         while ready:

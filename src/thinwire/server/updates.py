@@ -1,6 +1,6 @@
 """The tables of one plan: what each worker has of them, and how an update of theirs is made and sent.
 
-What travels down is encoded once for all workers that hold the same copy. It knows workers by rank, and nothing of
+Each answer is encoded once for all workers with the same copy. It knows workers by rank, and nothing of
 peers, sessions, or who is there.
 """
 

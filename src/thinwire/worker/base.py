@@ -1,4 +1,4 @@
-"""A worker's copy of the model and its conversations: how it joins or comes back, and waits for what is too old."""
+"""A worker's copy of the model and its conversations: how it joins or returns, and waits for updates."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class WorkerBase:
             )
 
     def start(self, step: int) -> Procedure[None]:
-        """Takes part from the step that was agreed on; worker 0's weights become everybody's where all begin."""
+        """Trains from the agreed step on; worker 0's weights become all workers' where all begin."""
         for conversation in self.conversations:
             yield from conversation.resume(max(step, self.clock))
         welcomes: dict[int, Welcome] = {}
@@ -167,7 +167,7 @@ class WorkerBase:
         yield from self.sync()
         if self._terms.partial_quorum:
             # Some tables may have had an update more than all of them: a gradient for it would come too late, and as
-            # the update was made before this worker was there, nobody would say so.
+            # the update was made before this worker was there, no message would say so.
             newest = [
                 v for c in self.conversations for s, v in zip(c.plan.tables, c.versions, strict=True) if not s.state
             ]
@@ -180,10 +180,10 @@ class WorkerBase:
         self._follow_members()
 
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
-        """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
+        """Continues with shards at another step than this worker, so that no gradient is applied twice.
 
-        A table that lacks this worker's last gradients continues without them. One that has had later gradients has had
-        part of what the residual of this state holds: the residual is dropped, and those batches are not read again.
+        A table that lacks this worker's last gradients continues without them. A table with later gradients contains
+        part of this state's residual: the residual is dropped, and those batches are not read again.
 
         Args:
             exchanges: by shard and table, of how many of this worker's exchanges the gradients were applied.
@@ -213,7 +213,7 @@ class WorkerBase:
                 yield table, PLAIN.encode(table.array)
 
     def _follow_members(self) -> None:
-        """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
+        """Notes who divides the data from which iteration on, as one shard with parameters says: all get the same."""
         shards = self.conversations
         said = next((each for each in shards if each.has_parameters), shards[0]).memberships
         if self._terms.runs_apart:  # there is no iteration before which all of them know: each continues from its own
@@ -265,7 +265,7 @@ class WorkerBase:
 
     @property
     def gone(self) -> frozenset[int]:
-        """The workers that went: whoever has such a rank now came late, though memberships may not show it."""
+        """The workers that went: a worker with such a rank now came late, though memberships may not show it."""
         return self._gone_before.union(*(each.gone for each in self.conversations))
 
     def position(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A worker's conversation with one shard: which messages go out, and which updates may be applied when.
 
-Two buffers: the transmit buffer collects encoded gradients until they are worth a message, the apply buffer keeps
+Two buffers: the transmit buffer collects encoded gradients for one message, the apply buffer keeps
 updates until the model needs them. The clock is the worker's and comes as an argument; no tensor is touched here.
 """
 
@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def versions(self) -> list[int]:
-        """Of the worker's copy, per table; −1 before the initial values."""
+        """Versions of the worker's copy, per table; −1 before the initial values."""
         return self.updates.versions
 
     @versions.setter
@@ -124,7 +124,7 @@ class Conversation:
         yield Send(self.shard, Resume(step=step, have=have))
 
     def welcomed(self) -> Procedure[Welcome]:
-        """Waits until this worker takes part.
+        """Waits until this worker is admitted.
 
         Raises:
             SessionLostError: the others continue from another step: all join again.
@@ -161,7 +161,7 @@ class Conversation:
             yield Send(self.shard, *taken)
 
     def contribute(self, message: Contribution, frames: Sequence[EncodedTensor]) -> Procedure[None]:
-        """Sends a contribution, in as many messages as are worth it."""
+        """Sends a contribution, in one or several messages."""
         for part in portions(frames, CHUNK_NBYTES):
             some = {"bases": message.bases[part], "tables": message.tables[part]}
             yield Send(self.shard, msgspec.structs.replace(message, **some), tuple(frames[part]))
@@ -257,7 +257,7 @@ class Conversation:
             strict: whether it lacks anything at all that this worker's exchanges led to.
         """
         if self.plan.tables[table].state:
-            if not clock or not self._terms.lockstep:  # where workers may run apart, nobody waits for statistics
+            if not clock or not self._terms.lockstep:  # where workers may run apart, none waits for statistics
                 return self.versions[table] < 0
             interval = self.plan.state_interval  # the lowest rank sends them at steps 0, k, 2k, …
             due = (clock - 1) // interval * interval
@@ -267,7 +267,7 @@ class Conversation:
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
 
     def _will_come(self, clock: int) -> bool:
-        """Whether all agree on whose statistics are sent at a clock: one that died may have sent gradients alone.
+        """Whether all agree on the sender of statistics at a clock: one that died may have sent gradients alone.
 
         Where it was replaced at once, and all were to wait for it, the shard stands in for it. One without parameters
         does not know where the others are.
@@ -275,7 +275,7 @@ class Conversation:
         return self.memberships[-1][0] <= clock if self.has_parameters else not self._changed
 
     def sends_buffers(self, clock: int) -> bool:
-        """Whether this worker's statistics are everybody's at a clock: worker 0's, or those of the lowest rank."""
+        """Whether this worker sends the statistics of a clock to all: worker 0's, or those of the lowest rank."""
         elastic = self._terms.partial_quorum or (self._welcome is not None and self._welcome.elastic)
         speaker = self.memberships[-1][1][0] if elastic else 0
         return self.rank == speaker and clock % self.plan.state_interval == 0

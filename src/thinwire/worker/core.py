@@ -1,9 +1,9 @@
-"""One worker of a training: what it pushes and when, and when its clock moves; for all shards.
+"""One worker of a training, for all shards: it decides on pushes and on its clock.
 
 It knows tensors with gradients, tables and conversations, and nothing of torch's hooks, connections, threads or clocks.
 Its methods that talk to shards are procedures (`conversation.py`), so that a thread, a simulator or a test can run it.
-How it joins and comes back, and what it waits for, is in `base.py`. Whatever depends on design or policy is
-decided once, in the constructor.
+`base.py` has joining, returning and waiting. The constructor decides once all that depends on
+design or policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.worker.sent_gradients import SentGradients
 
 _ABOUT_SCALERS = (
     ". With a GradScaler give tw.distribute(…, nonfinite='skip'), or a design such as '3lc[nonfinite=skip]', with "
-    "which a step that overflows is nobody's"
+    "which all workers skip a step that overflows"
 )
 
 
@@ -38,7 +38,7 @@ class Worker(WorkerBase):
         plans, tensors, design, groups, **settings: as for `WorkerBase`.
 
     Attributes:
-        last: whether the step under way is the last for everyone; whoever is to end the training sets it.
+        last: whether the step under way is the last for all workers; the caller that ends the training sets it.
         accumulating: whether gradients that are ready stay with their parameters for now.
     """
 
@@ -116,7 +116,7 @@ class Worker(WorkerBase):
         self._end_iteration()
 
     def _refuses(self) -> bool:
-        """Looks at all gradients that wait for the end of the step: whether one makes it nobody's.
+        """Checks the gradients that wait for the end of the step: whether one makes all workers skip it.
 
         Raises:
             NonFiniteError: one holds NaN or Inf, and such steps are not skipped.
@@ -146,8 +146,8 @@ class Worker(WorkerBase):
     def _pull_uncalled(self) -> Procedure[None]:
         """Waits for the last updates of layers that this step did not call, as its forward pass did for the others.
 
-        Else what is pushed, though it is no gradient, could come before its turn; and averages and digests are of one
-        version of the whole model.
+        Otherwise a push without a gradient could come before its turn; and averages and digests are of one version of
+        the whole model.
         """
         for tensor in self.model.tensors:
             if not tensor.state and self._is_stale(tensor):
@@ -168,7 +168,7 @@ class Worker(WorkerBase):
         yield from self.sync()
 
     def finished(self) -> Procedure[bool]:
-        """Whether somebody ended the training with the last exchange. Waits for the shard's answer to it."""
+        """Whether a worker ended the training with the last exchange. Waits for the shard's answer to it."""
         if not self.began:  # this worker has pushed nothing that the shard would answer
             return self.conversations[0].is_over(self.clock)
         return self.clock > 0 and (yield from self.conversations[0].ended(self.clock))
@@ -267,7 +267,7 @@ class Worker(WorkerBase):
                 conversation.transmit.announce(changes)
 
     def _share_scales(self, *, refuse: bool) -> Procedure[None]:
-        """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""
+        """One round trip for all tables: all workers encode with the largest scale (TernGrad §3.1, equation 5)."""
         for conversation in self.conversations:
             mine = [0.0] * len(conversation.plan.tables)
             shared = []

@@ -11,7 +11,7 @@ from thinwire.telemetry import Counters
 
 @dataclass(slots=True)
 class StepCost:
-    """What one table cost in one step; the fields are those of `telemetry.StepRecord`."""
+    """The costs of one table in one step; the fields are those of `telemetry.StepRecord`."""
 
     payload_bytes_push: int = 0
     payload_bytes_pull: int = 0

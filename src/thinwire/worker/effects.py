@@ -1,4 +1,4 @@
-"""What a worker's procedures want done, and what a procedure is.
+"""The effects of a worker's procedures, and the type of a procedure.
 
 A method that talks to a shard is a **procedure**: a generator that yields effects and returns when the worker can go
 on. Whoever runs it (`runtime/driver.py`, a simulator, a test) carries out each effect before it asks for the next.

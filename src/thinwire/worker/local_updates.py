@@ -31,7 +31,7 @@ from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
 
 class LocalWorker(Worker):
-    """A `Worker` whose own optimizer runs between exchanges. Its `groups` are the outer optimizer's.
+    """A `Worker` that runs its own optimizer between exchanges. Its `groups` are the outer optimizer's.
 
     Args:
         plans, tensors, design, groups, **settings: as for `Worker`; the design has `local` set.

@@ -59,8 +59,8 @@ class WorkerTensor:
 
     A contiguous float32 tensor is its own copy: deltas are added in place, with no temporary. Any other (half
     precision, channels last) gets a copy beside it, so that small deltas are not rounded away and every worker holds
-    the same bits; so does a tensor that local steps change. Either is on the tensor's device: what is decoded for a
-    tensor on a GPU is written there.
+    the same bits; so does a tensor that local steps change. Either is on the tensor's device: updates of a tensor
+    on a GPU are decoded there.
 
     Args:
         planned: what it is; changed in place, outside autograd.
@@ -106,7 +106,7 @@ class WorkerTensor:
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """What a model's `state_dict` returned."""
+    """The result of a model's `state_dict`."""
 
     contexts: dict[str, dict[str, Any]]
     optimizer: dict[str, Any] | None = None
@@ -193,7 +193,7 @@ class WorkerModel:
             yield from tensor.gradients()
 
     def find_nonfinite(self) -> WorkerTable | None:
-        """Returns the first table whose gradient of this step holds NaN or Inf; None where none does."""
+        """Returns the first table with NaN or Inf in its gradient of this step; None without one."""
         found = list(self.gradients())
         finite = all_finite([gradient for _, gradient in found])
         return next((table for (table, _), is_finite in zip(found, finite, strict=True) if not is_finite), None)
@@ -229,7 +229,7 @@ class WorkerModel:
     def update_average(self) -> None:
         """average ← ema · average + (1 − ema) · tensor, where the design has an `ema`; it begins with the first step's.
 
-        Statistics of batch norms belong to the weights they were taken with, so they are averaged as well.
+        Statistics of batch norms belong to the weights they were taken with, so they are averaged, too.
         """
         if self._design.ema:
             self._averages = self._with_current()

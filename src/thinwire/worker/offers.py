@@ -10,7 +10,7 @@ from thinwire.schema import Offer
 
 
 def agreed_step(offers: Mapping[int, Offer]) -> int | None:
-    """Returns the step that all workers choose who are told the same; None while another answer must be waited for.
+    """Returns the step that all workers with the same offers choose; None while another answer must be waited for.
 
     Shards at which others train decide for themselves. Elsewhere it is the newest of the steps that most workers hold a
     state of; or, where nothing but connections was lost, that of the shard which is ahead of the others.

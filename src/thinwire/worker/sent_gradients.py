@@ -1,4 +1,4 @@
-"""Gradients that have left during the backward pass: whoever changes one, or a rate, is told that it came too late.
+"""Gradients that have left during the backward pass: a later change of one, or of a learning rate, is an error.
 
 torch counts how often a tensor was changed in place, so looking costs a few attributes. What is written through `.data`
 it does not count, and values are not compared: that would be a pass over all gradients.

@@ -1,4 +1,4 @@
-"""One table of one shard at a worker: accumulates and encodes what is pushed, and applies the updates that come.
+"""One table of one shard at a worker: accumulates and encodes gradients, and applies updates.
 
 Values are encoded and decoded on the device where the tensor is. Only gradients that accumulate for a later push wait
 in the host's memory (`accumulated.py`).
@@ -32,14 +32,14 @@ from thinwire.worker.costs import StepCost, count_pulls, count_pushes
 
 NO_GRADIENT = b""
 NORM_EVERY = 8
-"""The norm of every so many gradients is computed, where nobody records that of each: it costs a pass over them."""
+"""The norm of one in so many gradients is computed, unless each is recorded: it costs a pass over them."""
 
 LocalStep = Callable[["WorkerTable", torch.Tensor, Update], None]
 """Runs the worker's own optimizer on one table: the average gradient, and the update that brought it, for its rates."""
 
 
 class SavedTable(msgspec.Struct, frozen=True):
-    """What a table's `state_dict` adds to its context's."""
+    """The part of a table's `state_dict` beside its context's."""
 
     accumulated: torch.Tensor | None = None
     accumulated_iterations: Count = 0
@@ -124,7 +124,7 @@ class WorkerTable:
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What the pushes so far left unsent, float32[n]; None where they keep no residual."""
+        """The values that the pushes so far left unsent, float32[n]; None where they keep no residual."""
         return None if self.context is None or self.context.residual is None else self.context.residual.view(-1)
 
     @property
@@ -203,7 +203,7 @@ class WorkerTable:
         return not self.on_host and self._accumulated.sum is None
 
     def note_norm(self, norm: float) -> None:
-        """Notes the 2-norm of what is pushed next."""
+        """Notes the 2-norm of the next push."""
         self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
 
     def local_scale(self, gradient: torch.Tensor) -> float:
@@ -213,7 +213,7 @@ class WorkerTable:
 
     @property
     def takes_norm(self) -> bool:
-        """Whether the norm of what is pushed next is taken."""
+        """Whether the norm of the next push is computed."""
         assert self.context is not None
         return self.measures or self.context.step % NORM_EVERY == 0
 
@@ -233,7 +233,7 @@ class WorkerTable:
         self.count_push(self.context.payload_nbytes, seconds)
 
     def refusal(self) -> bytes:
-        """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
+        """The frame that says: this worker's gradients are not finite, so all workers skip this step."""
         assert self.context is not None
         self._residual_before, self._accumulated_before = None, Accumulated()  # nothing was encoded: none to restore
         return pack(Frame(self.context.codec.id, "fp32", self.spec.shape, flags=int(Flags.NON_FINITE)))
@@ -291,12 +291,12 @@ class WorkerTable:
         return nbytes
 
     def begin_update(self) -> None:
-        """Is told that an update is to be added to the copy."""
+        """Called before an update is added to the copy."""
         if self.outer is not None:
             self.outer.begin_once(self.values)
 
     def end_update(self, update: Update) -> None:
-        """Is told that it was."""
+        """Called after an update was added to the copy."""
         if self.outer is not None:
             self.outer.follow(self.values, update.momentum)
 
@@ -347,7 +347,7 @@ class WorkerTable:
         return state
 
     def forget(self) -> None:
-        """Drops what was not sent."""
+        """Drops the residual and accumulated gradients."""
         self._accumulated = Accumulated()
         if self.residual is not None:
             self.residual.zero_()
@@ -391,5 +391,5 @@ def prepare_all(tables: Sequence[WorkerTable], totals: Sequence[torch.Tensor]) -
 
 
 def _narrowed(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as it is encoded: tables are float32."""
+    """Returns a gradient in float32, as tables are."""
     return gradient.float() if gradient.dtype == torch.float64 else gradient

@@ -1,4 +1,4 @@
-"""The transmit buffer: encoded gradients of one step, from when they are ready until they are worth a message. Sans-IO.
+"""The transmit buffer: encoded gradients of one step, until a message is full. Sans-IO.
 
 A message per tensor costs more than the tensor (30 calls cost 44 ms a step, one batch 1.3 ms), and one message per step
 would leave a slow link idle during the backward pass.
@@ -15,7 +15,7 @@ CHUNK_NBYTES = 32 * 1024
 
 
 class TransmitBuffer:
-    """What is pushed to one shard in the step under way.
+    """The pushes to one shard in the step under way.
 
     Args:
         plan: of the shard.

@@ -111,8 +111,8 @@ class Note(NamedTuple):
 
     Args:
         step_s: from a step's first gradients to the next one's; 0 where none was measured.
-        exposed_s: from the last gradients to the last average, which the training loop waits for; 0 where nobody sees
-            that, as on a GPU.
+        exposed_s: from the last gradients to the last average, which the training loop waits for; 0 where it is
+            not measured, as on a GPU.
         overlap_s: from the first gradients to the last, behind which an exchange hides.
         codec_s: of encoding, decoding and copying.
         sent_nbytes: bytes sent; 0 where all-reduces sent them.

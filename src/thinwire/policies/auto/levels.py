@@ -79,7 +79,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a user asks of the controller.
+    """A user's requests to the controller.
 
     Args:
         lag_limit: the most steps that may wait in a residual.
