@@ -5,8 +5,8 @@ these steps it is the direction in which their optimizers went on average, and t
 moment a first moment that would have led there. A share of each worker's own is replaced by that: nothing more travels.
 (Momenta from all workers' changes: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
 
-The effect of decoupled weight decay is subtracted first. No gradient led there, every optimizer applies it at each step,
-and a momentum that held it would apply it again and again. Not where shards average over senders: a value without a
+The effect of decoupled weight decay is subtracted first. No gradient led there, every optimizer applies it at each
+step, and a momentum that held it would apply it again and again. Not where shards average over senders: a value without a
 sender has not changed, and its waiting part decays in the residual.
 
 An update also holds what waited in residuals, of steps with the rates of then. Where rates have fallen much since, it
