@@ -46,8 +46,8 @@ def launch(
 ) -> list[T]:
     """Trains with a function of one's own as workers on a Ray cluster, beside parameter servers that Ray starts, too.
 
-    Servers and workers are actors in a placement group, spread over the nodes. An actor that dies is started again by
-    Ray; the function is then called again, and goes on where the others are (`tw.distribute(resume=…)` says how).
+    Servers and workers are actors in a placement group, spread over the nodes. Ray starts an actor that
+    dies again and calls the function again, which continues at the others' step (see `tw.distribute(resume=…)`).
 
     Args:
         train: called as `train(rank, addresses)` in each worker's actor; gives them to `tw.distribute(server=…)`.
@@ -64,7 +64,7 @@ def launch(
         resume: servers go on from the newest there, at the step that the workers ask for.
         max_restarts: how often Ray starts an actor again; servers need `checkpoint_dir` to remember anything.
         min_workers: the training goes on while so many workers are left; None: with all of them.
-        on_event: called with a role's name and what happened to it, such as `Restarted`.
+        on_event: called with a role's name and its event, such as `Restarted`.
 
     Returns:
         What `train` returned, by rank; of a worker that was lost, nothing.
