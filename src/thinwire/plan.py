@@ -4,7 +4,7 @@
     made = plan.Plan(measured, ["3lc[s=1.0]"], plan.Setting(link="50mbit", workers=8))
     print(*plan.verdict(made), sep="\\n")
 
-`thinwire plan` does the same for the models that come with thinwire.
+`thinwire plan` does the same from a terminal.
 """
 
 from __future__ import annotations

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from rich.console import Console
 
-from tests.cli.commands import Full
 from thinwire.cli import console as printing
 from thinwire.presentation.tables import Table
 
 
 @pytest.mark.parametrize(("width", "columns", "whole"), [(100, 9, True), (24, 1, True)])
-def test_names_stay_whole_where_there_is_room_and_figures_always(
+def test_table_keeps_names_whole_where_there_is_room_and_figures_always(
     width: int, columns: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heads = [f"a head that is long, {each}" for each in range(columns)]
@@ -23,7 +20,7 @@ def test_names_stay_whole_where_there_is_room_and_figures_always(
     assert ("3lc[sparsity=1.75]" in shown, shown.count("22.8")) == (whole, columns)
 
 
-def test_where_no_table_has_room_every_cell_has_a_line(
+def test_table_without_room_has_a_line_for_every_cell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = Table(["", "fp32", "3lc[s=1.0]"], [["steps", "1,000", "[2,000]"], ["loss", "0.5", "0.25"]], "two runs")
@@ -34,15 +31,3 @@ def test_where_no_table_has_room_every_cell_has_a_line(
         *("steps", "fp32: 1,000", "3lc[s=1.0]: [2,000]", ""),
         *("loss", "fp32: 0.5", "3lc[s=1.0]: 0.25"),
     ]
-
-
-def test_lines_of_progress_on_a_full_disk_end_no_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = printing.Lines()
-    monkeypatch.setattr(sys, "stdout", Full())
-    for _ in range(2):
-        lines.say("step 1", always=True)
-    printing.console.print("nor does what comes after them")
-    assert capsys.readouterr().err.count("all else goes on") == 1
-    sys.stdout.close()

@@ -84,7 +84,6 @@ MISUSE: list[tuple[list[str], str]] = [
     (["server", "--tls-cert", __file__], "a certificate needs its key"),
     (["server", "--resume"], "say which with --checkpoint FILE"),
     (["server", "--resume", "--checkpoint", "no-such"], "'no-such'"),
-    (["server", "--no-rejoin", "--worker-grace-s", "5"], "--no-rejoin"),
     (["server", "--checkpoint-every", "5"], "--checkpoint FILE"),
     (["inspect", "no-such-file"], "no-such-file: No such file or directory"),
 ]

@@ -27,7 +27,7 @@ Command = Callable[..., Result]
         ("plan --out /proc/nope/x.svg", "cannot be written"),
     ],
 )
-def test_said_before_anything_is_done(
+def test_outputs_are_refused_before_the_command_works(
     words: str, said: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -36,18 +36,17 @@ def test_said_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_changed_by_looking(tmp_path: Path) -> None:
+def test_outputs_check_changes_no_file(tmp_path: Path) -> None:
     outputs.writable(tmp_path / "new" / "file.json")
-    outputs.writable_folder(tmp_path / "folder")
     (tmp_path / "there").write_text("as it was")
     outputs.writable(tmp_path / "there")
     assert (tmp_path / "there").read_text() == "as it was"
-    assert not (tmp_path / "new" / "file.json").exists() and not (tmp_path / "folder").exists()
+    assert not (tmp_path / "new" / "file.json").exists()
     with pytest.raises(ConfigError, match=r"ends in \.png, \.svg, \.pdf, \.jpg or \.jpeg"):
         outputs.picture(tmp_path / "picture")
 
 
-def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> None:
+def test_outputs_do_not_replace_inputs(tmp_path: Path, command: Command) -> None:
     records = tmp_path / "steps.jsonl"
     line = json.dumps({"step": 1, "table": "w", "numel": 4})
     records.write_text(f"{line}\n{line}\n")
@@ -57,20 +56,20 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> N
     assert records.read_text() == f"{line}\n{line}\n"
 
 
-def test_data_do_not_take_the_place_of_a_key(tmp_path: Path, command: Command) -> None:
+def test_outputs_do_not_replace_a_key(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "certs"
     result = command("certs", folder, "--workers", 2, "--json", folder / "worker-1.key")
     assert result.status == 2 and "is where a certificate, a key or a token is made" in result.err
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
+def test_outputs_print_brackets_in_names_and_keep_the_old_file_on_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "3lc[s=1.0]" / "[bold].json"
     write_json(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1} and [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_links_and_modes_stay(tmp_path: Path) -> None:
+def test_outputs_keep_links_and_modes(tmp_path: Path) -> None:
     real, link, dangling = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "dangling.json"
     real.write_text("before")
     real.chmod(0o600)
@@ -86,7 +85,7 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
     write_json(Path("/dev/null"), {"a": 3})
 
 
-def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> None:
+def test_outputs_on_standard_output_are_data_alone(command: Command, tmp_path: Path) -> None:
     result = command("inspect", "codecs", "--json", "-")
     assert result.status == 0 and "3lc" in result.err and not Path("-").exists()
     assert "3lc" in {each["id"] for each in json.loads(result.out)}
@@ -95,7 +94,7 @@ def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("words", "buffered"), [("--version", True), ("--help", False)])
-def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bool) -> None:
+def test_full_standard_output_is_one_error_line(words: str, buffered: bool) -> None:
     """Unbuffered, what could not be written is forgotten at once; else it would fail once more at the end."""
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(
@@ -113,7 +112,7 @@ def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bo
 
 
 @pytest.mark.parametrize("words", ["codecs", "designs 3lc", "inspect codecs"])
-def test_data_are_written_also_where_standard_output_takes_nothing(
+def test_outputs_are_written_also_where_standard_output_is_full(
     words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "out.json"

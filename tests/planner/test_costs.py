@@ -35,7 +35,7 @@ def senders(name: str, *, workers: int = 3, collective: bool = False, trainer: T
     return Senders("weight", gradients(5), design(name), trainer, workers=workers, collective=collective)
 
 
-def test_workers_send_gradients_in_turn_and_equals_are_answered_their_mean() -> None:
+def test_senders_push_gradients_in_turn_and_ranks_pull_their_mean() -> None:
     made, given = senders("3lc", collective=True), gradients(5)
     first, second, third = made.pushed(), made.pushed(), made.pushed()
     for number, found in enumerate([*first, *second, *third]):
@@ -43,7 +43,7 @@ def test_workers_send_gradients_in_turn_and_equals_are_answered_their_mean() -> 
     assert torch.equal(made.pulled(given[3]), given[3])
 
 
-def test_a_server_answers_what_its_optimizer_makes_of_means() -> None:
+def test_senders_pull_the_steps_of_the_servers_optimizer() -> None:
     trainer = Trainer(name="SGD", options={"weight": {"lr": 0.5, "momentum": 0.5}})
     made, one, two = senders("3lc", trainer=trainer), *gradients(5)[:2]
     assert torch.allclose(made.pulled(one), 0.5 * one)
@@ -53,7 +53,7 @@ def test_a_server_answers_what_its_optimizer_makes_of_means() -> None:
 
 
 @pytest.mark.parametrize(("h", "steps"), [(1, 1), (2, INNER_STEPS), (30, INNER_STEPS)])
-def test_workers_of_local_updates_send_what_their_own_optimizers_changed(h: int, steps: int) -> None:
+def test_senders_of_local_updates_push_their_optimizers_changes(h: int, steps: int) -> None:
     trainer = Trainer(name="SGD", options={"weight": {"lr": 0.1}})
     made = senders(f"local-sgd[h={h}]", workers=2, collective=True, trainer=trainer)
     given = [gradients(5)[number % STEPS] for number in range(2 * steps)]
@@ -62,7 +62,7 @@ def test_workers_of_local_updates_send_what_their_own_optimizers_changed(h: int,
     assert torch.equal(made.pulled(given[0]), given[0])
 
 
-def test_shards_of_local_updates_answer_what_their_outer_optimizer_changed() -> None:
+def test_senders_of_local_updates_pull_the_outer_optimizers_changes() -> None:
     one, two = gradients(5)[:2]
     nesterov = senders("diloco[outer_momentum=0.5]")
     assert torch.allclose(nesterov.pulled(one), 1.5 * one)
@@ -72,7 +72,7 @@ def test_shards_of_local_updates_answer_what_their_outer_optimizer_changed() -> 
     assert torch.equal(demo.pushed()[0], one), "its workers have plain SGD, whatever the script has"
 
 
-def test_what_an_optimizer_changes_is_denser_than_gradients() -> None:
+def test_optimizer_changes_are_denser_than_gradients() -> None:
     def bits(name: str, *, collective: bool) -> tuple[float, float]:
         made = profiled(ADAM)
         return mean_bits(measure_costs(made, design(name), collective=collective), made)
@@ -96,7 +96,7 @@ def test_ddp_sends_values_of_the_models_dtype_and_servers_and_local_updates_floa
     assert bits("local-sgd[h=2,codec=fp32]", collective=True) == whole
 
 
-def test_of_a_training_that_is_watched_the_optimizer_is_known() -> None:
+def test_profile_knows_the_optimizer_of_a_watched_training() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
     groups: list[dict[str, Any]] = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}]
     optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.25), fused=True)

@@ -32,7 +32,7 @@ class Backwards(nn.Module):
         return out
 
 
-def test_servers_hold_what_they_hold_in_training() -> None:
+def test_plan_places_tensors_on_servers_as_training_does() -> None:
     model = Backwards()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -58,7 +58,7 @@ def of_sizes(*sizes: int) -> Profile:
     return Profile(tensors=tensors, step_s=0.003 * len(sizes), gradients=())
 
 
-def test_servers_that_training_refuses_are_refused_before_anything_is_measured() -> None:
+def test_plan_refuses_idle_servers_before_it_measures() -> None:
     setting = plan.Setting(servers=3)
     with pytest.raises(ConfigError, match=r"1 of 3 servers would hold no parameters, as 'heuristic' places this model"):
         plan.Plan(of_sizes(4000, 5000), ["3lc"], setting)

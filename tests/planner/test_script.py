@@ -64,7 +64,7 @@ def script(folder: Path, text: str, steps: int = 1000) -> tuple[list[str], Path]
     return [sys.executable, str(path)], out
 
 
-def test_a_plain_script_ends_after_the_steps_that_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_of_a_script_ends_it_after_the_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text(f"open({str(own / 'came')!r}, 'w').close()")
@@ -83,7 +83,7 @@ def test_a_plain_script_ends_after_the_steps_that_are_measured(tmp_path: Path, m
     assert (own / "came").exists(), "what the environment itself starts with is started all the same"
 
 
-def test_a_compiled_script_with_ddp_and_our_hook_is_measured_without_them(tmp_path: Path) -> None:
+def test_profile_of_a_compiled_script_leaves_out_ddp_and_the_hook(tmp_path: Path) -> None:
     command, _ = script(tmp_path, WRAPPED)
     found = profile_script(command, os.environ, STARTUP, steps=3, threads=1)
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -109,8 +109,8 @@ with tw.distribute(model, optimizer, {options}) as optimizer:
 """
 
 
-def test_a_script_that_exchanges_by_distribute_is_measured_without_it(tmp_path: Path) -> None:
-    options = "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5"  # nobody is there, nor asked
+def test_profile_of_a_script_leaves_out_distribute(tmp_path: Path) -> None:
+    options = "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5"  # there is no server
     path = tmp_path / "train.py"
     path.write_text(DISTRIBUTED.format(out=tmp_path / "out", options=options))
     found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=6, threads=1)
@@ -119,7 +119,7 @@ def test_a_script_that_exchanges_by_distribute_is_measured_without_it(tmp_path: 
     assert not any("another optimizer" in each for each in found.remarks)
 
 
-def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:
+def test_profile_refuses_short_scripts_and_unknown_commands(tmp_path: Path) -> None:
     command, out = script(tmp_path, PLAIN, steps=3)
     with pytest.raises(ConfigError, match=r"ended with status 0 before a profile was there: it takes 7 steps"):
         profile_script(command, os.environ, STARTUP, steps=4, threads=1)
@@ -128,9 +128,7 @@ def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_
         profile_script(["no-such-command"], os.environ, STARTUP)
 
 
-def test_a_script_whose_steps_cannot_be_planned_with_is_told_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_profile_of_a_script_names_the_reason_of_a_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command, _ = script(tmp_path, PLAIN.replace(".backward()", ""))
     with pytest.raises(
         ConfigError, match=r"train\.py' was run, but no step made a gradient: each must call loss\.back"
@@ -139,7 +137,7 @@ def test_a_script_whose_steps_cannot_be_planned_with_is_told_why(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_gradient_that_is_not_finite_is_named() -> None:
+def test_profile_names_a_gradient_that_is_not_finite() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(ConfigError, match="gradient of weight holds NaN or Inf"):
         profile(model, lambda: (model(torch.ones(4, 3)).sum() * torch.nan).backward(), steps=1)
@@ -153,7 +151,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         (lambda: _sharded(nn.Linear(3, 2)), "'bias' is sharded over ranks .* leave out fully_shard"),
     ],
 )
-def test_what_has_no_values_here_or_is_never_exchanged_is_refused_before_a_step(
+def test_profile_refuses_parameters_without_exchangeable_values_before_a_step(
     make: Callable[[], nn.Module], why: str, tmp_path: Path
 ) -> None:
     model = make()

@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.presentation.tables import markdown
+from thinwire_lab.bench.harness import markdown
 from thinwire_lab.bench.pay_rows import AtLink, Paid, SweptMethod, compare, pays_table
 from thinwire_lab.bench.pays import PaysBench
 

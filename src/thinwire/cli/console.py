@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +15,6 @@ import rich.table
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
@@ -28,29 +25,27 @@ from thinwire.presentation.whole_files import printable, write_file
 
 
 class Interrupted(ThinwireError):
-    """Ctrl-C has ended a command, which has more to say of it than that it was interrupted."""
+    """Ctrl-C has ended a command that has a message of its own."""
 
 
 class _Errors(Console):
-    """Standard error. A command goes on quietly when the reader of its pipe has gone."""
+    """Standard error. A command continues quietly after the reader of its pipe has gone."""
 
     def on_broken_pipe(self) -> None:
-        """Is called where the pipe has no reader. Rich's own ends the process."""
+        """Rich calls it where the pipe has no reader; its own method ends the process."""
         self.quiet = True
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # what it still holds has no place to go
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # its buffered text would fail again
 
 
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 """A pipe or a file has no width."""
 errors = _Errors(stderr=True)
 WIDEST = 10_000
-"""Columns of no terminal."""
-PROGRESS_S = 10.0
-"""From one line of progress to the next, where there is no terminal."""
+"""Columns, more than any terminal has."""
 
 
 def write_json(path: Path | None, data: object) -> None:
-    """Writes `data` to `path`, if there is one, and says so. NaN and infinity, which JSON has not, become null.
+    """Writes `data` to `path`, if there is one, and prints that. NaN and infinity, which JSON lacks, become null.
 
     Args:
         path: of the file, whose folder is made; or standard output.
@@ -75,7 +70,7 @@ def write_json(path: Path | None, data: object) -> None:
 
 
 def _printable(value: Any) -> Any:
-    """Returns data whose texts UTF-8 can hold, such as names of files."""
+    """Returns data with all texts made valid UTF-8, such as names of files."""
     if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -84,23 +79,23 @@ def _printable(value: Any) -> Any:
 
 
 def say_wrote(path: Path) -> None:
-    """Says that a file was written; its name may hold what would be markup."""
+    """Prints that a file was written; markup in its name stays text."""
     console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def drop_output() -> None:
-    """Has standard output lead nowhere: what it still holds has no place to go, and would fail once more at the end."""
+    """Redirects standard output to nothing: its buffered text would fail once more at the end."""
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 class Told:
-    """Prints progress lines. When standard output takes no more, the run goes on, and one error line says so."""
+    """Prints progress lines. When standard output fails, the run continues after one error line."""
 
     def __init__(self) -> None:
         self._ended = False
 
     def __call__(self, line: str) -> None:
-        """Prints a line as it is."""
+        """Prints a line without markup."""
         if self._ended:
             return
         try:
@@ -115,39 +110,9 @@ class Told:
                     errors.print(said, markup=False)
 
 
-class Lines:
-    """Progress in lines, where there is no terminal for a bar: the first at once, then one every so many seconds."""
-
-    def __init__(self) -> None:
-        self._said = -math.inf
-        self._tell = Told()
-
-    def say(self, text: str, *, always: bool = False) -> None:
-        """Prints a line, if it is time for one.
-
-        Args:
-            text: of the line.
-            always: whatever the time.
-        """
-        if not console.is_terminal and (always or time.monotonic() - self._said >= PROGRESS_S):
-            self._said = time.monotonic()
-            self._tell(text)
-
-
-def bars(description: str = "{task.description}", *, transient: bool = False) -> Progress:
-    """Returns bars with a text and the time; none where there is no terminal, but `Lines`.
-
-    Args:
-        description: how a task's is written.
-        transient: they are gone afterwards.
-    """
-    columns = TextColumn(description), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
-    return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
-
-
 @contextmanager
 def busy(text: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is being done until it is, and gives what changes that; nothing is written without a terminal."""
+    """Shows a text on a terminal while the block runs, and yields a function that changes it."""
     if not console.is_terminal:
         yield lambda _: None
         return
@@ -156,19 +121,19 @@ def busy(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def save_picture(chart: Chart, path: Path) -> None:
-    """Draws a chart, writes it to `path` and says so. Raises ConfigError where it cannot be written."""
+    """Draws a chart, writes it to `path` and prints that. Raises ConfigError where it cannot be written."""
     draw(chart, path)
     say_wrote(path)
 
 
 def report(event: Event) -> None:
-    """Writes an event as a line of JSON on standard output, for whoever started this process."""
+    """Writes an event as a line of JSON on standard output, for the process that started this one."""
     sys.stdout.write(event.line() + "\n")
     sys.stdout.flush()
 
 
 def table(given: Table) -> rich.table.Table:
-    """Returns a table as the terminal shows it: figures stay whole, their heads and names break between words."""
+    """Returns a table for the terminal: figures stay whole, heads and names break between words."""
     shown = rich.table.Table(title=given.title and escape(given.title), title_justify="left")
     for at, (name, *cells) in enumerate(zip(given.header, *given.lines, strict=True)):
         if at < given.left:
@@ -183,7 +148,7 @@ def table(given: Table) -> rich.table.Table:
 
 
 def show(given: Table) -> None:
-    """Prints a table; where its figures have no room, every cell on a line of its own."""
+    """Prints a table; where its figures have no room, one line for each cell."""
     shown = table(given)
     room = console.options.update_width(WIDEST)  # rich cuts measured widths to the terminal's
     if console.measure(shown, options=room).minimum <= console.width:

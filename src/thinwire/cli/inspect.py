@@ -162,8 +162,6 @@ def codecs(json: options.Json = None) -> None:
     write_json(json, [asdict(row) for row in rows])
     show(codec_sample.table(rows))
     console.print(f"Recorded with thinwire {VERSION}.")
-    if others := codec_sample.not_recorded():
-        console.print(f"Not in the record, from other packages: {', '.join(others)}.")
 
 
 _SHORT = {"sparsity": "s"}

@@ -1,9 +1,8 @@
-"""Imports that wait: a command's module until the command is chosen, and what it computes with until it runs.
+"""Deferred imports: a command's module when it is chosen, and other modules when it runs.
 
 Importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may import it.
-The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose module is
-imported when the command is chosen. A command's module declares options only, and imports what its body computes with
-inside `with lazily()`.
+The table of commands in `main` names modules and one-line descriptions; `add_lazy` imports a module when its command is
+chosen. A command's module declares options, and imports all other modules inside `with lazily()`.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _filled(text: str) -> str:
 def add_lazy(
     app: typer.Typer, name: str, about: str, module: str, *, hidden: bool = False, panel: str | None = None
 ) -> None:
-    """Adds a command that is imported when it is chosen.
+    """Adds a command whose module is imported on demand.
 
     Args:
         app: to which it is added.
@@ -98,4 +97,4 @@ def add_lazy(
 
 
 def _by_its_options() -> None:
-    """The command's own module says what it does."""
+    """The command's own module has its description."""

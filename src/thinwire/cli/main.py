@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 
 class _Commands(TyperGroup):
-    """The commands; the name of one that comes with the lab says so where the lab is not installed."""
+    """The commands; the name of a command of the lab raises an error where the lab is not installed."""
 
     def resolve_command(self, context: Any, args: list[str]) -> Any:
         if args and args[0] in LAB_COMMANDS and self.get_command(context, args[0]) is None:
@@ -99,17 +99,16 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """Prints a warning as one line; of what people can do nothing about, with its place in the code."""
+    """Prints a warning as one line; all but a UserWarning with their place in the code."""
     place = "" if issubclass(category, UserWarning) else f" ({filename}:{lineno}, {category.__name__})"
     errors.print(f"[yellow]warning:[/] {escape(str(message))}{escape(place)}", highlight=False, soft_wrap=True)
 
 
 def _end_in_order() -> None:
-    """Has a signal that ends a command end it as Ctrl-C does: what it started, and wrote for a while, goes with it.
+    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does, with its child processes and temporary files.
 
-    Not so in processes with nobody of their own: a worker that goes at once is one that may come back, and one that
-    another process of ours has started is not waited for. A container's first process, to which the kernel delivers no
-    signal that has no handler, goes at once by itself.
+    A worker or server, or a process that an engine started, has no children, and ends at once: it may be started again.
+    A container's first process needs a handler, since the kernel delivers no other signal to it.
     """
     alone = "--events" in sys.argv or sys.argv[1:2] in (["worker"], ["server"])
     if alone and os.getpid() != 1:
@@ -126,9 +125,9 @@ def _end_in_order() -> None:
 
 
 def _print_anything() -> None:
-    """Has a terminal or a pipe that cannot show a sign, such as ×, show a question mark in its place.
+    """Lets a terminal or pipe that cannot show a sign, such as ×, show a question mark in its place.
 
-    Where all signs can be shown, bytes of a file's name that are none are spelled out.
+    Invalid bytes of a file's name are spelled out where all signs can be shown.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -138,7 +137,7 @@ def _print_anything() -> None:
 
 
 def _output_fails() -> bool:
-    """Whether standard output takes not even a line break, as on a full disk; errors of writing do not say of what."""
+    """Whether standard output refuses even a line break, as on a full disk; an OSError does not name the file."""
     try:
         if sys.stdout is not None:
             sys.stdout.write("\n")
@@ -167,7 +166,7 @@ def run() -> None:
     except ThinwireError as error:
         status = 2 if isinstance(error, ConfigError) else INTERRUPTED if isinstance(error, Interrupted) else 1
         _fail(error, status)
-    except PermissionError as error:  # of a folder that was looked into; where files are written says more
+    except PermissionError as error:  # of a folder that was read; files that are written have errors of their own
         _fail(f"{error.filename}: {error.strerror}", 2)
     except OSError as error:
         if not _output_fails():

@@ -39,7 +39,7 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def data_place(path: Path | None) -> Path | None:
-    """As `writable`; where data go to standard output, what people read goes to standard error from here on."""
+    """As `writable`; where data go to standard output, all other text goes to standard error."""
     from thinwire.cli.console import console  # takes rich, which most of --help does without
 
     console.stderr = path == STANDARD_OUTPUT
@@ -74,15 +74,15 @@ WorkerGrace = Annotated[
     typer.Option(
         min=0,
         max=1e6,
-        help="How long to wait for a worker whose connection broke, in seconds; by default 10 with --min-workers, "
-        "else 60.",
+        help="How long to wait for a worker whose connection broke, in seconds; 0 ends the training at the first "
+        "break. By default 10 with --min-workers, else 60.",
     ),
 ]
 NEWEST, AUTO = "newest", "auto"
 
 
 def resume_from(text: str | None) -> str | None:
-    """Checks the value of `--resume`: `newest`, as it is without a value, `auto`, or a step of at least 1."""
+    """Checks the value of `--resume`: `newest` (the default value), `auto`, or a step of at least 1."""
     if text is None or text in (NEWEST, AUTO) or (text.isascii() and text.isdecimal() and int(text) > 0):
         return text
     raise typer.BadParameter(f"{text!r}; give nothing, auto (resume where there is a checkpoint) or a step, as in =500")

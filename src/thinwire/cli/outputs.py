@@ -1,4 +1,4 @@
-"""Whether what a command is to write can be written: found out before it works for minutes."""
+"""Checks that a command can write its files, before it works for minutes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STANDARD_OUTPUT = Path("-")
 
 
 def writable(path: Path | None) -> Path | None:
-    """Returns the path, whose folder is then there. Nothing is changed.
+    """Returns the path after its folder has been made. No file is changed.
 
     Raises:
         ConfigError: no file can be written there.
     """
-    if path is not None and (path.is_file() or not path.exists()):  # nobody looks into a device or a pipe
+    if path is not None and (path.is_file() or not path.exists()):  # not a device or a pipe
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             there, link = path.exists(), path.is_symlink()
@@ -34,30 +34,19 @@ def writable(path: Path | None) -> Path | None:
 
 
 def picture(path: Path | None) -> Path | None:
-    """As `writable`, of a picture. Raises ConfigError also where its name does not say which kind."""
+    """As `writable`, of a picture. Raises ConfigError also where its name has no known ending."""
     if path is not None and path.suffix.lower() not in PICTURES:
         raise ConfigError(f"{path}: a picture's name ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
     return writable(path)
 
 
-def writable_folder(folder: Path) -> None:
-    """Raises ConfigError where a folder cannot be made, or no file can be written in it. Nothing is changed."""
-    there = folder.exists()
-    try:
-        writable(folder / ".thinwire")
-        if not there:
-            folder.rmdir()
-    except (ConfigError, OSError) as error:
-        raise ConfigError(f"nothing can be written in the folder {folder}: {error.__cause__ or error}") from error
-
-
 def check_apart(path: Path | None, others: Collection[Path | None], what: str) -> None:
-    """Raises ConfigError where a file that is to be written is one of those that are read, or written as well.
+    """Raises ConfigError where a file to be written is one of the files that are read or written besides.
 
     Args:
         path: of the file; None: of none, as among the others.
         others: the files that it must not be.
-        what: they are, for people, with the verb.
+        what: says what happens in these files, as in "the picture is drawn".
     """
     if path is not None and any(path.resolve() == each.resolve() for each in others if each is not None):
         raise ConfigError(f"{path} is where {what}; write to another file")

@@ -1,4 +1,4 @@
-"""`thinwire plan`: what a step will take with each design, on a link and with workers that are not there yet."""
+"""`thinwire plan`: predicted seconds of a step with each design, by link and number of workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import busy, console, save_picture, show, write_json
 from thinwire.cli.lazy import lazily
-from thinwire.cli.options import split_names, was_given
+from thinwire.cli.options import split_names
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
@@ -39,19 +39,14 @@ FOR_ADAPTIVE = "int8,update"
     "thinwire plan --model train:make --link 50mbit --servers 2 --out plan.svg"
 )
 def plan(
-    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND …]", help="A training script of your own, as it is started."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="A function that returns a model and what makes its next step; or a bundled model of thinwire-lab.",
-        ),
+        typer.Option(metavar="MODULE:FUNCTION", help="A function that returns a model and what makes its next step."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data set of a bundled model.")] = None,
     designs: Annotated[
         str | None,
         typer.Option(
@@ -64,25 +59,14 @@ def plan(
         str, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
     ] = "100mbit",
     workers: options.Workers = 4,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODE",
-            help="server: parameter servers; collective: DDP and FSDP under torchrun. By default collective, unless "
-            "--servers is given.",
-        ),
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Plan a parameter server of so many shards, in place of equal ranks.")
     ] = None,
-    servers: Annotated[int, typer.Option(min=1, help="How many server shards hold the model.")] = 1,
     latency_ms: Annotated[float, typer.Option(help="Of a message, in milliseconds.")] = LATENCY_MS,
     cores: Annotated[
         int | None, typer.Option(min=1, help="Processors that all share; by default each its own.")
     ] = None,
     compute: Annotated[float, typer.Option(help="How many times as fast as this machine workers compute.")] = 1.0,
-    exchange_share: Annotated[
-        float | None,
-        typer.Option(help="Of the time, what exchanges of local updates may take: which h is enough? By default 0.25."),
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="A bundled model's examples per worker and step.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, callback=picture, help="Draw step time by link rate into this file.")
@@ -92,20 +76,17 @@ def plan(
     """Predict the seconds of a step by design, link and workers, and say whether compression pays.
 
     A few steps and the codecs are measured on this machine, which should do nothing else meanwhile; the cluster is a
-    model. Nothing is sent. Of a script of your own the first steps are really made, without the exchange of DDP or
-    tw.distribute; then it is ended.
+    model. Nothing is sent. The first steps of your script are really made, without the exchange of DDP or
+    tw.distribute; then the script is ended.
     """
     if out is not None:
         require("the picture of --out", "matplotlib")
     check_apart(json, [out], "the picture is drawn")
-    exchange_share = adaptive.EXCHANGE_SHARE if exchange_share is None else predictions.check_share(exchange_share)
-    if mode is None:
-        mode = "server" if was_given(context, "servers") else "collective"
     setting = predictions.Setting(
         link=link,
         workers=workers,
-        mode=mode,  # type: ignore[arg-type]  # which Setting checks, and says what there is
-        servers=servers,
+        mode="collective" if servers is None else "server",
+        servers=servers or 1,
         latency_ms=latency_ms,
         cores=cores,
         compute=compute,
@@ -123,14 +104,13 @@ def plan(
         measured = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads, stdout=printed)
     else:
         with busy(f"making {steps} steps of {model}"):
-            measured = models.profile_model(str(model), data=data, batch=batch, steps=steps, threads=threads)
+            measured = models.profile_model(str(model), steps=steps, threads=threads)
     suited = FOR_ADAPTIVE if adaptive.is_adaptive_name(measured.trainer.kind) else DESIGNS
     with busy("") as tell:
         made = planning.Plan(
             measured,
             split_names(suited) if given is None else given,
             setting,
-            exchange_share=exchange_share,
             tell=lambda what: tell(f"measuring {what}"),
         )
         said = verdict.verdict(made)
@@ -142,9 +122,8 @@ def plan(
     write_json(  # before anything else is printed: standard output may take nothing
         json,
         {
-            **({"command": command} if command else {"model": model, "data": data}),
+            **({"command": command} if command else {"model": model}),
             "setting": setting,
-            "exchange_share": exchange_share,
             "compute_s": measured.step_s,
             "verdict": said,
             "summaries": summaries,

@@ -1,4 +1,4 @@
-"""`--resume[=auto|STEP]` of a process that writes checkpoints: whether, and from which step, it goes on."""
+"""`--resume[=auto|STEP]` of a process that writes checkpoints."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ with lazily():
 app = typer.Typer()
 
 ENDING_GRACE_S, ELASTIC_GRACE_S = 60.0, 10.0
-"""How long a server waits for a worker whose connection broke, where the training then ends, or goes on without it."""
+"""Seconds that a server waits for a worker whose connection broke, before the training ends or continues without it."""
 
 
 def grpc_options(
@@ -64,7 +64,6 @@ def server(
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = None,
-    rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
     min_workers: options.MinWorkers = None,
     worker_grace_s: options.WorkerGrace = None,
     tls_cert: options.TlsCert = None,
@@ -84,8 +83,6 @@ def server(
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
     core = cores.ServerCore(min_workers)
-    if worker_grace_s is not None and not rejoin:
-        raise ConfigError(f"--worker-grace-s {worker_grace_s:g} is for workers that come again: leave --no-rejoin out")
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
@@ -116,12 +113,12 @@ def server(
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, end)
     written = None if journal is None else journals.Journal(journal, core.step)
-    handler = serving.serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
+    handler = serving.serving(core, ended.set, checkpointer, grace_s=worker_grace_s, journal=written)
     # A frozen worker is noticed as soon as a dead one is given up.
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s, health=health))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
-    # What torch imports when an optimizer is made takes seconds, in which a server that listens would answer nobody.
+    # torch imports this module when it makes an optimizer. It takes seconds, in which the server could not answer.
     importlib.import_module("torch._dynamo")
     tell = Told()
     telling = nullcontext() if written is None else closing(written)
@@ -131,18 +128,18 @@ def server(
         else:
             tell(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
-                tell("insecure: whoever reaches this address can take part, or read what is sent")
+                tell("insecure: every machine that reaches this address can join the training and read its traffic")
         progress = ServingProgress(core, tell, time.monotonic, worker_grace_s, min_workers)
         over = False
         while not over:
             over = ended.wait(0.2) or running.wait(0)
             if not events:
                 progress.look(running.bytes_received, running.bytes_sent)
-        broken = signal.SIGTERM in caught and checkpointer is not None and rejoin
+        broken = signal.SIGTERM in caught and checkpointer is not None and worker_grace_s > 0
         stopped = f"{'Ctrl-C' if signal.SIGINT in caught else 'SIGTERM'} ended the server at {core.moment}"
         if broken:  # a scheduler or a supervisor may start it again: workers try to reach it, as after a crash
             running.stop(0)
-        elif caught:  # else the workers' sessions would end without a word, and the shard would blame one of them
+        elif caught:  # else the workers would lose their sessions, and the shard would blame one of them
             handler.end(stopped)
     if not events:
         tell(progress.summary(running.bytes_received, running.bytes_sent))
@@ -154,10 +151,10 @@ def server(
         raise Interrupted(ended_early) if signal.SIGINT in caught else ProtocolError(ended_early)
     if core.failed is not None:
         raise ProtocolError(core.failed)
-    if broken and (not core.finished if events else ranks):  # whoever started all processes starts this one again
+    if broken and (not core.finished if events else ranks):  # its engine or supervisor starts it again
         whose = f" at {core.moment}: {workers} will go back with it" if ranks else ", and workers join it"
         raise ProtocolError(f"ended by SIGTERM{whose} where it is started again with --resume")
-    if events:  # whoever started all processes knows which of the workers reached the end
+    if events:  # the engine that started all processes knows which workers reached the end
         report(Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
     elif ranks:
         raise ProtocolError(f"the training is over at {core.moment}, and {workers} {have} not reached its end")

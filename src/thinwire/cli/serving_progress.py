@@ -1,4 +1,4 @@
-"""What `thinwire server` tells a person: who joins and goes, how far the training is, and its sums at the end."""
+"""Progress lines of `thinwire server`: workers that join and leave, steps, and sums at the end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PROGRESS_S = 10.0
 
 
 class ServingProgress:
-    """Looks at a shard from time to time, and says what has changed.
+    """Reads a shard's state from time to time, and prints the changes.
 
     Args:
         core: the shard, a `ServerCore`, whose values the server's thread changes.
         tell: takes a line.
         now: a time in seconds.
-        grace_s: how long a worker whose connection broke is waited for, in seconds.
-        min_workers: below so many nothing is updated; None where all are needed anyway.
+        grace_s: seconds that the server waits for a worker whose connection broke.
+        min_workers: the server updates nothing with fewer; None: it needs all.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ServingProgress:
         self._told = self._waited = now()
 
     def look(self, received: int, sent: int) -> None:
-        """Tells who has come and gone since the last look, and every ten seconds how far the training is.
+        """Prints workers that joined or left since the last call, and every ten seconds the step.
 
         Args:
             received, sent: bytes of the whole training so far.
@@ -78,7 +78,7 @@ class ServingProgress:
         self._tell_missing(here, left, now)
 
     def _tell_broken(self, same: Collection[int], at: str, now: float) -> None:
-        """Tells once of each break that is longer than a moment, and of its end where the same process is back."""
+        """Prints each break of more than a moment once, and its end where the same process is back."""
         broken = set(self._core.interrupted_ranks)
         for rank in sorted(self._told_broken - broken):
             if rank in same:
@@ -90,7 +90,7 @@ class ServingProgress:
             self._tell(f"worker {rank} lost its connection{at}; waited for, {self._grace_s:g} s at most")
 
     def _tell_missing(self, here: set[int], left: set[int], now: float) -> None:
-        """Tells every ten seconds of workers that never came, or that too few are here, where some are."""
+        """Prints every ten seconds that workers are missing, or that too few are here, where some are."""
         never = sorted(set(self._core.missing) - here - (self._seen if self._core.begun else set()))
         too_few = len(here | left) < self._least
         if not (here and (never or too_few)):

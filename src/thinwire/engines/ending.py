@@ -1,4 +1,4 @@
-"""The end of a command that was started in a session of its own, and of all that it has started."""
+"""Ends a command that has its own session, and its descendants."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 ENDING_S = 5.0
-"""From asking to killing, in seconds."""
+"""Seconds from SIGTERM to SIGKILL."""
 
 
 def end_all(process: subprocess.Popen[Any]) -> None:
-    """Asks a command and its group to end (SIGTERM), waits a moment, and kills what is left of all that it started.
+    """Sends SIGTERM to a command and its group, waits, and kills its remaining descendants.
 
-    torchrun's ranks are in sessions of their own, where no signal to its group reaches them.
+    torchrun's ranks have sessions, so that no signal to its group reaches them.
 
     Args:
-        process: started with `start_new_session=True`; it may have ended, and then its group alone is killed.
+        process: started with `start_new_session=True`; if it has ended, its group alone is killed.
     """
-    # Now: those of a process that is gone are nobody's.
+    # Read now: once the process is gone, its children have another parent.
     started = _descendants(process.pid) if process.poll() is None else set[int]()
     try:
         _signal_group(process.pid, signal.SIGTERM)
@@ -43,7 +43,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _descendants(pid: int) -> set[int]:
-    """Returns the processes that a process has started, and those that these have; none where there is no /proc."""
+    """Returns the ids of a process's descendants; none without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

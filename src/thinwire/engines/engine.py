@@ -1,8 +1,8 @@
-"""What an engine is: it starts roles by name, reads the events that they report, and starts again those that fail.
+"""An engine starts roles by name, reads their events, and restarts roles that fail.
 
-A role is a process or actor that an engine starts under a name, a server or a worker as a rule. Engines differ in how a
-role is started and heard of: `local` has processes of this machine, `ray` actors of a cluster. What follows from an end
-is here: the first role to fail for good ends the run; the engine stops all roles and raises an EngineError.
+A role is a process or actor that an engine starts under a name, usually a server or a worker. The lab's `local` engine
+starts processes on this machine, `ray` actors on a cluster. The first failure of a role without restarts ends the run:
+the engine stops all roles and raises an EngineError.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.errors import ConfigError, EngineError
 
 TAIL_LINES = 20  # of a role's output, kept for the error message
-_SETTLE_S = 0.5  # after a failure: other roles that fail of the same cause within it are named too
+_SETTLE_S = 0.5  # after a failure: the error also names roles that fail within it
 
-# Workers that share a machine slow each other down several times over when each takes every core. Unbuffered, so that
-# a report is read when it happens.
+# Workers that share a machine slow each other down several times when each uses every core. Unbuffered, so that the
+# engine reads a report at once.
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -35,7 +35,7 @@ Again = Callable[[], Command | None]
 
 
 class Role:
-    """What an engine keeps of one role; arguments as for `Engine.start`."""
+    """An engine's state of one role; arguments as for `Engine.start`."""
 
     def __init__(self, name: str, again: Again, restarts: int, optional: bool) -> None:
         self.name, self.again, self.restarts, self.optional = name, again, restarts, optional
@@ -51,7 +51,7 @@ class Engine(ABC, Generic[R]):
 
     def __init__(self) -> None:
         self._roles: dict[str, R] = {}
-        self._unread: deque[tuple[str, Event]] = deque()  # came while wait_for was waiting for another
+        self._unread: deque[tuple[str, Event]] = deque()  # arrived while wait_for waited for another
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class Engine(ABC, Generic[R]):
 
     @property
     def running(self) -> set[str]:
-        """The roles that are not known to have ended."""
+        """The roles whose end the engine has not read."""
         return {name for name, role in self._roles.items() if role.status is None}
 
     @abstractmethod
@@ -81,12 +81,12 @@ class Engine(ABC, Generic[R]):
         """Starts a role.
 
         Args:
-            name: what to call it in events and errors; taken again only where it has ended.
-            command: what to run.
-            host: where, among the hosts that the engine was given; None where it was given none.
-            restarts: how often it is started again where it fails, before that ends the run.
-            again: returns the command of a later start, or None where there can be none; by default the same command.
-            optional: the run goes on where it fails for good.
+            name: its name in events and errors; free again when it has ended.
+            command: the program or call.
+            host: one of the engine's hosts; None for an engine without hosts.
+            restarts: how many failures are followed by a restart; a further one ends the run.
+            again: returns the command of a restart, or None where it is impossible; by default the same command.
+            optional: its last failure does not end the run.
 
         Raises:
             ConfigError: a name that is in use, or a host that cannot be.
@@ -99,17 +99,17 @@ class Engine(ABC, Generic[R]):
 
     @abstractmethod
     def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
-        """Returns the next event, or a role's exit status, which is noted; None if nothing comes in time.
+        """Returns the next event or a role's exit status, which it notes; None at the timeout.
 
-        Nothing follows from an end here: `poll`, `events` and `wait_for` start a failed role again, or raise.
+        `events` and `wait_for` restart a failed role, or raise.
         """
 
     @abstractmethod
     def _start_again(self, role: R, command: Command) -> None:
-        """Starts a role that failed again, which takes one of its restarts."""
+        """Restarts a failed role and uses one of its restarts."""
 
     def wait_for(self, name: str, kind: type[E], timeout_s: float) -> E:
-        """Waits until a role reports an event of one kind, such as a server its address; keeps all other events.
+        """Waits until a role reports an event of one kind, such as a server's address; keeps all other events.
 
         Raises:
             ConfigError: no such role.
@@ -137,8 +137,8 @@ class Engine(ABC, Generic[R]):
         """Yields the events of all roles, each with its role, until all have ended well.
 
         Args:
-            silence_s: how long all may be silent before the run counts as stuck, in seconds; None is for ever.
-            besides: roles that are not waited for; looked at again before every wait.
+            silence_s: seconds without an event after which the run counts as stuck; None: no limit.
+            besides: roles that need not end; read again before every wait.
 
         Raises:
             EngineError: a role failed, or all were silent too long; everything has been stopped.
@@ -149,15 +149,6 @@ class Engine(ABC, Generic[R]):
                 self._fail(f"no process has reported anything for {silence_s:g} s", sorted(self._roles))
             if isinstance(came[1], Event):
                 yield came[0], came[1]
-
-    def poll(self, timeout_s: float) -> tuple[str, Event] | None:
-        """Returns the next event with its role; None where none comes in time, or a role ended well meanwhile.
-
-        Raises:
-            EngineError: a role failed that is not optional; everything has been stopped.
-        """
-        name, came = self._next(timeout_s) or ("", None)
-        return (name, came) if isinstance(came, Event) else None
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +170,7 @@ class Engine(ABC, Generic[R]):
                 return came[0], Restarted(reason=end, left=left)
             if role.optional:
                 return came[0], Lost(reason=_end_of(role, end))
-            # When one dies, its peers may be heard of before it is: the first to be heard of is not named alone.
+            # The engine may read the ends of peers before that of the role that failed first: name them all.
             deadline = time.monotonic() + _SETTLE_S
             while (left_s := deadline - time.monotonic()) > 0 and self.receive(left_s) is not None:
                 pass
@@ -188,7 +179,7 @@ class Engine(ABC, Generic[R]):
         return came
 
     def _fail(self, what: str | None, names: Collection[str]) -> NoReturn:
-        """Stops everything and raises, saying how each of these ended and the last lines that it wrote."""
+        """Stops everything and raises, with the end and the last lines of each of these roles."""
         running = [name for name, role in self._roles.items() if role.status is None]
         ends = {name: _describe(self._roles[name].status) for name in names}
         self.stop()
@@ -205,7 +196,7 @@ def _end_of(role: Role, end: str) -> str:
 
 
 def _describe(status: int | None) -> str:
-    """Returns an exit status in words.
+    """Returns the text for an exit status.
 
     Example:
         >>> _describe(3), _describe(-9)

@@ -1,7 +1,7 @@
-"""What a process reports to the engine that started it: one JSON object a line on standard output.
+"""Events that a process reports to its engine: one JSON object a line on standard output.
 
-An event is a frozen struct; its key `event` in JSON is the name of its class in small letters. The engine is told which
-classes its processes report, and knows nothing of what they mean.
+An event is a frozen struct; its key `event` in JSON is the name of its class in small letters. The engine gets the
+classes as an argument and does not interpret them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """Base class of everything that a process reports.
+    """Base class of all events.
 
     Example:
         >>> class Sum(Event, frozen=True, kw_only=True):
@@ -32,11 +32,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
 
 
 class Restarted(Event, frozen=True, kw_only=True):
-    """The engine has started a process again.
+    """The engine has restarted a process.
 
     Attributes:
         reason: how it ended.
-        left: how often it may still be started again.
+        left: how many restarts are left.
     """
 
     reason: str
@@ -44,7 +44,7 @@ class Restarted(Event, frozen=True, kw_only=True):
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """A process without which the run goes on has failed, and is not started again.
+    """An optional process has failed and is not restarted.
 
     Attributes:
         reason: how it ended, and the last lines that it wrote.
@@ -54,7 +54,7 @@ class Lost(Event, frozen=True, kw_only=True):
 
 
 class Said(Event, frozen=True, kw_only=True):
-    """A process has printed a line that is no event, where the engine passes them on."""
+    """A process has printed a line that is no event."""
 
     text: str
 
@@ -66,7 +66,7 @@ class Listening(Event, frozen=True, kw_only=True):
 
 
 class Served(Event, frozen=True, kw_only=True):
-    """A server's training is over."""
+    """A server's training has ended."""
 
     wire_bytes_sent: int
     wire_bytes_received: int

@@ -1,10 +1,10 @@
-"""The first program of every child: it ties the child's life to its launcher's, then becomes the command.
+"""The first program of every child: it ties the child's life to its launcher's, then executes the command.
 
-A launcher that is killed has no chance to clean up, so the kernel does it: on Linux a process may ask to be
-killed when its parent dies, and keeps that wish through `exec`. Doing it in a program of its own, rather than
-in code between fork and exec, is safe in a launcher that has threads. Elsewhere the command runs untied.
+A killed launcher cannot clean up, so the kernel does it: on Linux a process may ask to be killed when its parent dies,
+also after `exec`. A separate program is safe in a launcher with threads, unlike code between fork and exec. On other
+systems the command runs untied.
 
-This file knows nothing of what it starts. It is run by path, with no site packages, in about 15 ms.
+Python runs this file by its path, without site packages, in about 15 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def with_parent_watch(argv: Sequence[str]) -> list[str]:
-    """The command that runs `argv` as a child of this process which cannot outlive it.
+    """Returns the command that runs `argv` as a child of this process, which cannot outlive it.
 
     The kernel watches the *thread* that starts the child: start it from one that lives as long as the child
     should. The command keeps its process id, its standard streams and its exit status.
@@ -33,11 +33,11 @@ def with_parent_watch(argv: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Tie this process to its parent, whose id is the first argument, and become the rest of them."""
+    """Ties this process to its parent, the first argument's process id, and executes the other arguments."""
     parent, command = int(arguments[0]), list(arguments[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew what we want
+    if os.getppid() != parent:  # it died before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A Ray cluster as a place where servers and workers run; the tensors stay on gRPC."""
+"""A Ray cluster for servers and workers; tensors travel by gRPC."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RayCluster:
     """A Ray cluster, and how its nodes trust each other.
 
     Args:
-        address: as `ray.init` takes it, `auto` or `host:port`; None: what this process is connected to, and else a Ray
-            of this machine alone.
-        certs: a folder of `thinwire certs` that all nodes see; servers are then reached at their nodes' addresses.
-        insecure: several nodes may go without.
+        address: as `ray.init` takes it, `auto` or `host:port`; None: the cluster of this process, or else a Ray of this
+            machine alone.
+        certs: a folder of `thinwire certs` that all nodes see; servers then listen at their nodes' addresses.
+        insecure: several nodes need no certificates.
     """
 
     address: str | None = None
@@ -35,7 +35,7 @@ class RayCluster:
     def engine(
         self, kinds: Sequence[type[Event]], hosts: Sequence[str], *, roles: int, gpus: bool
     ) -> AbstractContextManager[RayEngine]:
-        """Opens an engine whose hosts hold so many roles each; those of workers have a GPU where wanted."""
+        """Opens an engine whose hosts hold `roles` roles each; with `gpus` workers' hosts have a GPU."""
         needs = {
             host: {"CPU": float(roles), **({"GPU": 1.0} if gpus and host.startswith("worker") else {})}
             for host in hosts

@@ -28,13 +28,13 @@ ray = optional("ray", "the Ray engine")
 
 LOOPBACK = "127.0.0.1"
 START_S = 900.0
-"""How long Ray may take to find room for all hosts, or to start an actor: it may install torch on a node first."""
+"""Seconds for Ray to find room for all hosts, or to start an actor: it may install torch on a node first."""
 _STOP_S = 10.0
 _DIED = "the Ray actor died, or its node did"
 
 
 class _Actor(Role):
-    """A role and its actor, whose answer to the command holds two process ids: its own, and that of what it runs."""
+    """A role and its actor, which answers the command with two process ids: the actor's and its child's."""
 
     def __init__(self, name: str, again: Again, restarts: int, optional: bool, host: str) -> None:
         super().__init__(name, again, restarts, optional)
@@ -50,12 +50,12 @@ class RayEngine(Engine[_Actor]):
         kinds: the classes of the events that the roles report.
         hosts: what each host needs, as in `{"worker 0": {"CPU": 1}}`; a role takes one CPU, and the GPUs of a host of
             its own name.
-        address: of the cluster, as `ray.init` takes it; None: the one that this process is connected to, and else a
-            Ray that is started on this machine and ends with this engine.
-        protected: servers have certificates, and are reached at their nodes' addresses. Else they listen on loopback,
-            which one node alone can use.
-        insecure: servers of several nodes may go without.
-        lines: pass on what roles print besides events, as `Said`.
+        address: of the cluster, as `ray.init` takes it; None: the one that this process is connected to, or else a Ray
+            on this machine that ends with this engine.
+        protected: servers have certificates, and listen at their nodes' addresses. Else they listen on loopback, which
+            one node alone can use.
+        insecure: servers of several nodes need no certificates.
+        lines: report other lines that roles print, as `Said`.
 
     Raises:
         ConfigError: Ray is not installed; several nodes, without certificates and not insecure.
@@ -123,7 +123,7 @@ class RayEngine(Engine[_Actor]):
     def stop(self) -> None:
         """Asks every role to end, kills the actors, and gives back their room."""
         self._pending.clear()
-        if not ray.is_initialized():  # stopped before: any call would connect to another Ray, or start one
+        if not ray.is_initialized():  # stopped before: a call would connect to another Ray, or start one
             return
         asked = [actor.handle.stop.remote() for actor in self._roles.values() if actor.status is None]
         if asked:
@@ -139,7 +139,7 @@ class RayEngine(Engine[_Actor]):
             ray.shutdown()
 
     def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
-        # Actors answer again and again that they have nothing to say: one deadline is for all of these answers.
+        # Actors without events answer with empty lists: one deadline covers all of these answers.
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
             if not self._pending:
@@ -162,7 +162,7 @@ class RayEngine(Engine[_Actor]):
         self._start_actor(role, command)
 
     def _start_actor(self, role: _Actor, command: Command) -> None:
-        """Starts an actor, has it run something, and listens to it; actors start side by side."""
+        """Starts an actor and its command, and listens to it; actors start in parallel."""
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=self._numbers[role.host]
         )
@@ -181,15 +181,13 @@ class RayEngine(Engine[_Actor]):
             ray.kill(role.handle)
 
     def _connect(self, address: str | None) -> None:
-        wanted = {"address": address} if address else {"address": "local", "num_cpus": self._cpus()}
+        # A Ray that this engine starts claims the CPUs of all hosts, on however many cores.
+        cpus = max(1, round(sum(needs.get("CPU", 0) for needs in self._hosts.values())))
+        wanted = {"address": address} if address else {"address": "local", "num_cpus": cpus}
         try:
             ray.init(**wanted, log_to_driver=True, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise EngineError(f"no Ray cluster answers at {address or 'this machine'}: {error}") from error
-
-    def _cpus(self) -> int:
-        """A Ray that is started for this run has room for all of it, on however many cores."""
-        return max(1, round(sum(needs.get("CPU", 0) for needs in self._hosts.values())))
 
     def _reserve(self, protected: bool, insecure: bool) -> None:
         """Takes room for all hosts."""
@@ -204,12 +202,12 @@ class RayEngine(Engine[_Actor]):
         self._alone = not protected and len(set(self._placed().values())) == 1
         if not (protected or insecure or self._alone):
             raise ConfigError(
-                f"servers and workers are on the nodes {', '.join(taken)}, and who listens there needs certificates: "
+                f"servers and workers are on the nodes {', '.join(taken)}, and servers there need certificates: "
                 "--certs DIR, a folder of `thinwire certs` that all nodes see; --insecure goes without"
             )
 
     def _placed(self) -> dict[int, str]:
-        """Every host's node, as it is now: after a node's death another one takes its place."""
+        """Every host's present node; after a node's death Ray places the host on another one."""
         placed: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         return placed
 
@@ -223,7 +221,7 @@ class RayEngine(Engine[_Actor]):
             pids: tuple[int, int] = ray.get(role.told, timeout=START_S)
         except ray.exceptions.GetTimeoutError as error:
             raise EngineError(f"{role.name}: Ray has not started its actor within {START_S:g} s") from error
-        except ray.exceptions.RayError as error:  # also what the actor itself ran into
+        except ray.exceptions.RayError as error:  # also an error of the actor itself
             raise EngineError(f"{role.name} could not be started: {error}") from error
         return pids
 
@@ -231,7 +229,7 @@ class RayEngine(Engine[_Actor]):
         self._pending[role.handle.events.remote()] = role.name
 
     def _hear(self, role: _Actor, answer: Any) -> None:
-        """Takes the events of an actor's role, or that there is no such actor any more."""
+        """Receives the events of an actor's role, or the actor's death."""
         try:
             events = ray.get(answer)
         except ray.exceptions.RayActorError as error:  # Ray says why: a node that lacks thinwire, for example
@@ -242,7 +240,7 @@ class RayEngine(Engine[_Actor]):
             role.tail.extend(str(error).splitlines())
             self._came.append((role.name, 1))
             return
-        self._pids_of(role)  # raises what it ran into when it was told
+        self._pids_of(role)  # raises the error of its start
         for kind, what in events:
             if kind == "ended":
                 role.tail.extend(what[1])

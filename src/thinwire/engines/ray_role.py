@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: one role, a process beside the actor's own or a call in a thread of it.
+"""A role in a Ray actor: a child process, or a call in a thread.
 
 This file imports no Ray. The process dies with the actor: `parent_watch` ties it to the main thread, which is where Ray
 runs an actor's methods.
@@ -21,15 +21,15 @@ from thinwire.engines.ending import end_all
 from thinwire.engines.engine import TAIL_LINES
 from thinwire.engines.parent_watch import with_parent_watch
 
-_DRAIN_S = 2.0  # after an end: how long its output may stay open
-_LOOK_S = 0.5  # how long `events` may keep other calls waiting
+_DRAIN_S = 2.0  # after an end: seconds that its output may stay open
+_LOOK_S = 0.5  # seconds for which `events` may block other calls
 
 RoleEvent = tuple[str, Any]
 """`line` and its text; `result` and what a call returned; `ended` and (status, last lines)."""
 
 
 class RoleActor:
-    """One role of a Ray engine, told once what to run. Methods run one after the other."""
+    """One role of a Ray engine; it runs one command or call. Methods run one after the other."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -39,9 +39,9 @@ class RoleActor:
         """Starts a process.
 
         Args:
-            arguments: the command; without the program where that is the Python that runs this.
-            python: whether it is.
-            environment: variables on top of what the actor has.
+            arguments: the command, without its program if that is this Python.
+            python: whether the program is this Python.
+            environment: variables besides the actor's.
 
         Returns:
             The process ids of the actor and of the process.
@@ -74,7 +74,7 @@ class RoleActor:
         return os.getpid(), os.getpid()
 
     def events(self) -> list[RoleEvent]:
-        """Returns what the role has said since, in order; nothing after a while in which it has said nothing."""
+        """Returns the role's new events in order; an empty list after `_LOOK_S` without one."""
         found: list[RoleEvent] = []
         with suppress(queue.Empty):
             found.append(self._heard.get(timeout=_LOOK_S))
@@ -83,13 +83,13 @@ class RoleActor:
         return found
 
     def stop(self) -> None:
-        """Ends the process with all that it has started."""
+        """Ends the process and its descendants."""
         if self._process is not None:
             end_all(self._process)
 
 
 def _listen(process: subprocess.Popen[str], heard: queue.SimpleQueue[RoleEvent]) -> None:
-    """Passes on a process's lines, and how it ended."""
+    """Puts a process's lines, and its end, into the queue."""
     reader = threading.Thread(target=_read, args=(process, heard), daemon=True)
     reader.start()
     status = process.wait()

@@ -1,4 +1,4 @@
-"""What runs in a training with servers, and how an engine starts it and follows it to its end."""
+"""The servers and workers of a training, and how an engine starts and follows them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from thinwire.errors import ConfigError, EngineError
 
 OnEvent = Callable[[str, Event], None]
 Options = Callable[[int | None], list[str]]
-"""Returns what a worker's command, by its rank, or a server's has of the place where it runs."""
+"""Returns the options of a worker's command, by its rank, or of a server's, that depend on its place."""
 
 START_TIMEOUT_S = 120.0
 WARNING = "warning:"
-"""So a line of a process begins that warns; see `cli.main`."""
+"""The begin of a warning line; see `cli.main`."""
 
 
 def own_command(*arguments: str) -> list[str]:
     """Returns the command line of this package's own command, as this Python runs it.
 
-    Modules are not looked for in the folder in which it is started, unless this package was found there: there may be a
-    random.py of the user's.
+    Python does not import modules from the current folder, which may hold a random.py, unless this package is there.
     """
     here = Path(__file__).parents[2] == Path.cwd()
     return [sys.executable, *(() if here else ("-P",)), "-m", "thinwire", *arguments]
@@ -35,19 +34,19 @@ def own_command(*arguments: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """What runs.
+    """The servers and workers of a training.
 
     Args:
         workers: how many.
-        worker: returns the `thinwire` command of a worker, or a call: by rank, the servers' addresses, and whether it
-            is started again.
+        worker: returns the `thinwire` command of a worker, or a call, from its rank, the servers' addresses, and
+            whether it is a restart.
         servers: how many shards.
-        server: returns the `thinwire` command of a shard, up to `--listen`: by index, and whether it is started again.
+        server: returns the `thinwire` command of a shard, up to `--listen`, from its index and whether it is a restart.
             It reports `Listening`.
         servers_on_workers: shard i runs on worker i's node, and both share its link.
-        servers_return: a shard that fails can be started again; else that ends the run.
-        min_workers: the run goes on while so many workers have not failed; None: with all of them.
-        max_restarts: how often each process that fails is started again.
+        servers_return: a failed shard can be restarted; else its failure ends the run.
+        min_workers: the run continues while so many workers have not failed; None: it needs all.
+        max_restarts: restarts of each process that fails.
 
     Raises:
         ConfigError: more servers than workers on whose nodes they would be.
@@ -80,18 +79,18 @@ class Roles:
 
     @property
     def hosts(self) -> list[str]:
-        """The nodes that are needed: shard i's is the i-th, and each worker's has its name."""
+        """The needed nodes: shard i's is the i-th, and each worker's has its name."""
         return self.worker_names if self.servers_on_workers else [*self.server_names, *self.worker_names]
 
 
 class RunningRoles:
-    """Roles that an engine runs: started, found by their addresses, and followed to their ends.
+    """Starts roles on an engine, finds their addresses, and follows them to their ends.
 
     Args:
-        roles: what runs.
-        engine: what starts them.
+        roles: the servers and workers.
+        engine: starts them.
         options: of every role's command, by its place.
-        on_hosts: each role is started on one of the engine's hosts.
+        on_hosts: each role starts on one of the engine's hosts.
     """
 
     def __init__(self, roles: Roles, engine: Engine[Any], options: Options, *, on_hosts: bool) -> None:
@@ -104,7 +103,7 @@ class RunningRoles:
         for index, (name, host) in enumerate(zip(names, self._roles.hosts, strict=False)):
             command = self._server(index, self._engine.listen_at(host), again=False)
             self._start(name, host, command, partial(self._server_again, index))
-        _ = self._engine.pids  # waits until all are placed, which may take longer than to listen
+        _ = self._engine.pids  # waits until all are placed, which may take longer than START_TIMEOUT_S
         for name in names:
             self._addresses.append(self._engine.wait_for(name, Listening, START_TIMEOUT_S).address)
 
@@ -116,19 +115,19 @@ class RunningRoles:
             self._start(name, name, self._worker(rank, again=False), again, optional=optional)
 
     def follow(self, on_event: OnEvent) -> None:
-        """Passes on events until all have ended, or fewer workers are left than are needed."""
+        """Passes on events until all have ended, or too few workers are left."""
         lost = []
         alone: set[str] = set()
-        """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
+        """Restarted servers: they do not know that a worker has left, and wait for it."""
         for process, event in self._engine.events(besides=alone):
             if isinstance(event, Said):
-                if event.text.startswith(WARNING):  # of the run; all processes may say the same
+                if event.text.startswith(WARNING):  # all processes may print the same warning
                     caution(event.text.removeprefix(WARNING).strip())
                 continue
             on_event(process, event)
             if isinstance(event, Restarted) and process in self._roles.server_names:
                 alone.add(process)
-            if isinstance(event, Listening):  # again, and perhaps elsewhere: workers started later look there
+            if isinstance(event, Listening):  # after a restart, perhaps on another machine: later workers connect there
                 self._addresses[self._roles.server_names.index(process)] = event.address
             if isinstance(event, Lost):
                 lost.append(f"{process} {event.reason}")
@@ -154,5 +153,5 @@ class RunningRoles:
         return self._complete(self._roles.worker(rank, self._addresses, again), rank)
 
     def _complete(self, command: Command, rank: int | None) -> Command:
-        """Returns a call as it is, and a `thinwire` command with the options of every role."""
+        """Returns a call unchanged, and a `thinwire` command with the options of every role."""
         return command if callable(command) else own_command(*command, "--events", *self._options(rank))

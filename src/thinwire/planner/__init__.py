@@ -1,1 +1,1 @@
-"""What a step of training takes, computed from sizes and rates: models without clocks, sockets or tensors."""
+"""Seconds of a training step, computed from sizes and rates: models without clocks, sockets or tensors."""

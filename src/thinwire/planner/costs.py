@@ -1,7 +1,6 @@
-"""What a design costs for every tensor of a profiled model: frames' sizes, and seconds of encoding and decoding here.
+"""Costs of a design for every tensor of a profiled model: frames' sizes, and seconds of encoding and decoding here.
 
-Contexts encode what several workers would send, step after step, until residuals are full, and the mean of that as the
-answer (`senders`).
+Contexts encode the values of several workers (`senders`) and their mean, step after step, until residuals are full.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Made = TypeVar("Made")
 SETTLING, FEW_SETTLING, MEASURED = 56, 24, 8
 """Exchanges that fill residuals, the ranks' own last of all; fewer for large models; and those that are measured."""
 MOST_SENDERS, FEW_SENDERS, LARGE_NUMEL = 4, 2, 20_000_000
-"""Workers whose frames are made, which stand for all; fewer for models with more values than the last."""
+"""Workers whose frames are made, which stand for all; fewer for models of more than `LARGE_NUMEL` values."""
 
 
 def exchange_every(design: Design) -> int:
@@ -152,7 +151,7 @@ def _measured(
 
 
 class _Timed:
-    """Makes calls, and keeps the seconds that they took."""
+    """Makes calls and keeps their seconds."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

@@ -44,7 +44,7 @@ NONE = ExchangeWork()
 
 
 def measure_exchange_work(profile: Profile, design: Design, costs: Mapping[str, TensorCosts]) -> ExchangeWork:
-    """Returns the measured seconds; `NONE` for local updates, whose workers hold the optimizer, and very large models.
+    """Returns the measured seconds; `NONE` for local updates, as workers hold the optimizer, and very large models.
 
     Args:
         profile: of the model, with its gradients.
@@ -105,7 +105,7 @@ def _seconds(model: _StandIn, zero_grad: Callable[[], object], step: Callable[[]
 
 
 class _StandIn(nn.Module):
-    """Tensors of the profiled names and shapes, whose gradients are the profiled ones step by step."""
+    """Tensors of the profiled names and shapes, with the profiled gradients step by step."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()

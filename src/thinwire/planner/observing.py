@@ -1,9 +1,9 @@
-"""Profiles a training script from within, as it is: no line of it changes.
+"""Profiles an unchanged training script from inside its process.
 
 `begin` runs before the script does (see `cli/startup/sitecustomize.py`). The steps are those of the script's optimizer,
-the model is the outermost module that is called with parameters of that optimizer. The exchange of DDP and that of
-`tw.distribute` are left out, for they are what is to be planned: every rank then trains for itself. After enough steps
-rank 0 writes what it found, or why it found nothing, and all ranks end.
+the model is the outermost called module that holds parameters of that optimizer. The exchanges of DDP and
+`tw.distribute` are left out, since the plan predicts them: every rank trains alone. After enough steps rank 0 writes
+the profile or the reason why there is none, and all ranks end.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Observer:
         _leave_out_ours()
 
     def _call(self, module: nn.Module, _: Any) -> None:
-        if not torch.compiler.is_compiling():  # inside a graph nothing outside may change; its wrapper was called
+        if not torch.compiler.is_compiling():  # a graph may not change this dict, and its wrapper was noted
             self._called.setdefault(id(module), module)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._finished:  # a script that catches SystemExit goes on: what was found stays as it is
+        if self._finished:  # the script caught SystemExit: the profile is complete
             raise SystemExit(0)
         if self._watch is None:
             called = self._outermost(optimizer)
@@ -180,7 +180,7 @@ def _leave_out_exchanges() -> None:
 
 
 def _leave_out_ours() -> None:
-    """Has `tw.distribute` join nobody: the script's optimizer steps by itself, and the next exchange never comes."""
+    """Replaces `tw.distribute`: the script's optimizer steps alone, and no exchange follows."""
     home = import_module("thinwire.hooks.distribute")
     joined = home.distribute
 
@@ -191,10 +191,10 @@ def _leave_out_ours() -> None:
         metrics: Sequence[MetricsWriter] = (),
         **_: Any,
     ) -> Any:
-        # With servers of its own it would take part in a training that others are at.
+        # With the script's own servers it would join a running training.
         server = MemoryServer(serving(ServerCore())).connect()
         opt = joined(model, optimizer, server=server, design=ALONE, metrics=metrics)
-        # What the shards have is what the training began with; what is trained here is as near as can be had.
+        # The shards hold the initial weights; the local weights are the nearest to the shared ones.
         opt.shared_weights = opt.averaged_weights = nullcontext
         return opt
 

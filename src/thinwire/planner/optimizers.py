@@ -1,7 +1,7 @@
 """The optimizer of a training that was watched, for one tensor at a time.
 
-What travels is often not a gradient but what an optimizer made of it: the server's, of which pulls tell, or a worker's
-own, whose steps local updates push. A plan that codes such values has to make them as the training does.
+Many designs send an optimizer's output in place of a gradient: pulls carry the steps of the server's optimizer, local
+updates those of a worker's. A plan that codes such values has to compute them as the training does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from thinwire.policies.adaptive import is_adaptive
 
 NAMES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop")
-"""Of `torch.optim`: one tensor's step needs nothing of the others, nor a closure."""
+"""Optimizers of `torch.optim` whose step of one tensor needs no other tensor and no closure."""
 _STANDS_IN: Mapping[str, Any] = {"lr": 0.01, "momentum": 0.9}
 
 
@@ -25,7 +25,7 @@ class Trainer:
     """An optimizer, by its name, and its numbers for each tensor.
 
     Args:
-        name: one of `NAMES`; by default SGD with momentum, which stands in where a training's own is not known.
+        name: one of `NAMES`; by default SGD with momentum, which replaces an unknown optimizer.
         options: of its parameter group, by tensor.
         own: the class of the training's own, where it is adaptive and another one stands in.
 
@@ -43,7 +43,7 @@ class Trainer:
 
     @property
     def kind(self) -> str:
-        """The class of the training's own optimizer, as far as it matters."""
+        """The class of the training's own optimizer."""
         return self.own or self.name
 
     def optimizer(self, tensor: str, parameter: torch.Tensor) -> torch.optim.Optimizer:
@@ -55,7 +55,7 @@ class Trainer:
 
 
 def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Trainer | None:
-    """Returns what is known of an optimizer; None for one that trains nothing here, or does as SGD.
+    """Returns an optimizer's class and numbers; None for one that trains no tensor here, or that SGD may replace.
 
     Args:
         optimizer: whose steps were seen.
@@ -87,7 +87,7 @@ def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Tr
     try:
         for each in options:
             found.optimizer(each, torch.zeros(1))
-    except (TypeError, ValueError):  # a schedule may set what no optimizer can be made with
+    except (TypeError, ValueError):  # a schedule may set options that the constructor refuses
         return unknown
     return found
 

@@ -1,4 +1,4 @@
-"""Where training would place a planned model's values: on which server, or on which rank."""
+"""The server or rank on which training would place a planned model's values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.collective.trained import Partitions, TrainedTensor, partition
 from thinwire.planner.costs import choices
 from thinwire.planner.profile import Profile
 from thinwire.planner.step_time import TensorCosts
-from thinwire.policies.assignment import Assignment, Sized
+from thinwire.policies.assignment import Sized
 from thinwire.policies.compression import NARROW, Choice
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import check_none_idle, placement
@@ -24,9 +24,12 @@ def on_servers(profile: Profile, design: Design, servers: int) -> Partitions:
     Raises:
         ConfigError: a server would hold nothing, which training refuses as well.
     """
-    placed = _placed(profile, design, servers)
-    check_none_idle(placement(design.placement), placed)
-    return _by_name(placed)
+    placing = placement(design.placement)
+    # By trained values: placement on servers does not depend on codecs.
+    sizes = [(each.name, math.prod(each.shape)) for each in profile.in_model_order]
+    placed = placing.place([Sized(name, numel, 4.0 * numel) for name, numel in sizes], servers)
+    check_none_idle(placing, placed)
+    return dict(zip((name for name, _ in sizes), placed.partitions, strict=True))
 
 
 def largest_share(profile: Profile, design: Design, costs: Mapping[str, TensorCosts], ranks: int) -> float:
@@ -45,13 +48,3 @@ def largest_share(profile: Profile, design: Design, costs: Mapping[str, TensorCo
         for part in parts:
             held[part.server] += nbytes[name] * part.numel / tensors[name].numel
     return max(1 / ranks, max(held) / sum(held)) if any(held) else 1 / ranks
-
-
-def _placed(profile: Profile, design: Design, places: int) -> Assignment:
-    # By what is trained and not by what travels: placement of tables knows nothing of a codec.
-    sizes = [(each.name, math.prod(each.shape)) for each in profile.in_model_order]
-    return placement(design.placement).place([Sized(name, numel, 4.0 * numel) for name, numel in sizes], places)
-
-
-def _by_name(placed: Assignment) -> Partitions:
-    return dict(zip((table.name for table in placed.tables), placed.partitions, strict=True))

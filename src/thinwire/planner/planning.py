@@ -1,7 +1,7 @@
 """A plan: how long a step takes with each design, link and number of workers, and whether compression pays there.
 
-What one machine can measure is measured (`profile`, `costs`, `exchange_work`); the cluster around it is a model
-(`step_time`). All seconds of a plan are therefore predictions, and say so.
+`profile`, `costs` and `exchange_work` measure on this machine, and `step_time` models the cluster. All seconds of a
+plan are therefore predictions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from thinwire.hooks.exchange.options import GATHER_MB
 from thinwire.planner.costs import all_reduces, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.places import largest_share, on_servers
-from thinwire.planner.predictions import WORKERS, Prediction, Round, Setting, Summary, check_share
+from thinwire.planner.predictions import WORKERS, Prediction, Round, Setting, Summary
 from thinwire.planner.profile import Profile
-from thinwire.planner.step_time import SHARED_USE, Cluster, Layer, TensorCosts, step_s
+from thinwire.planner.step_time import Cluster, Layer, TensorCosts, step_s
 from thinwire.planner.transport_costs import (
+    HOP_S,
+    RANK_MESSAGE_S,
     TCP_HEADERS_NBYTES,
     TCP_PAYLOAD_NBYTES,
-    PeerCosts,
-    Sharing,
     TransportCosts,
 )
 from thinwire.policies.adaptive import (
@@ -45,9 +45,6 @@ MATTERS = 1.05
 WORTH = 1.02
 """A design is called faster where it is by this factor: below it, noise of the measurement decides."""
 TRANSPORT = TransportCosts()
-PEERS = PeerCosts()
-SHARING = Sharing(use=SHARED_USE)
-"""Assumed of processes that share processors, where it was not measured."""
 GATHERED_NBYTES = 1e6 * GATHER_MB
 """Of gradients that ranks exchange together, as `ddp.compress` has it unless told otherwise."""
 DRAWN_BPS, POINTS = (1e6, 1e11), 61
@@ -81,16 +78,12 @@ class Plan:
     Args:
         profile: of the model.
         designs: to compare; uncompressed training is always among them, and with an adaptive optimizer `LOCAL`.
-        setting: the cluster that is asked about.
-        transport: what a message costs between a worker and a server.
-        peers: what messages cost between ranks.
-        sharing: what workers that share processors take from each other.
-        exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
-        tell: is called with the name of what is measured next, as codecs of large models take a while.
+        setting: the cluster for which the plan is made.
+        tell: called with the name of the next measurement, as codecs of large models take a while.
 
     Raises:
-        ConfigError: an unknown design, or one that no plan can be made of, one text in place of a list of designs, or
-            a share that is not above 0 and below 1; or one of several servers would hold nothing.
+        ConfigError: an unknown design, or one that no plan can be made of; one text in place of a list of designs; or
+            one of several servers would hold nothing.
 
     Example:
         >>> import torch
@@ -108,15 +101,9 @@ class Plan:
         designs: Sequence[str | Design],
         setting: Setting,
         *,
-        transport: TransportCosts = TRANSPORT,
-        peers: PeerCosts = PEERS,
-        sharing: Sharing = SHARING,
-        exchange_share: float = EXCHANGE_SHARE,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.profile, self.setting, self._tell = profile, setting, tell
-        self._transport, self._peers, self._sharing = transport, peers, sharing
-        self.exchange_share = check_share(exchange_share)
         self.collective = setting.mode == "collective"
         self.adaptive = is_adaptive_name(profile.trainer.kind)
         self.designs = plannable(designs) | (plannable([LOCAL]) if self.adaptive else {})
@@ -128,7 +115,7 @@ class Plan:
 
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
-        """Of the tensors of every design; measured when first asked for."""
+        """The costs of every design's tensors; the first access measures them."""
         found = {}
         for name, each in self.designs.items():
             self._tell(f"codecs of {name}")
@@ -137,7 +124,7 @@ class Plan:
 
     @cached_property
     def works(self) -> Mapping[str, ExchangeWork]:
-        """Of an exchange with a server, besides its codecs; measured when first asked for."""
+        """The work of an exchange with a server, besides its codecs; the first access measures it."""
         found = dict.fromkeys(self.designs, NONE)
         for name, each in {} if self.collective else self.designs.items():
             costs = self.costs[name]
@@ -170,7 +157,7 @@ class Plan:
         return self._rounds[asked]
 
     def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
-        setting, collective, peers, transport = self.setting, self.collective, self._peers, self._transport
+        setting, collective = self.setting, self.collective
         layers, ring = self._layers(made, workers), collective and all_reduces(made)
         # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + 1.5 * TCP_HEADERS_NBYTES)
@@ -184,11 +171,10 @@ class Plan:
             collective=collective,
             ring=ring,
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
-            message_s=transport.server_message_s,
-            worker_message_s=peers.message_s if collective else transport.worker_message_s,
-            byte_s=0.0 if collective else transport.byte_s,
-            hop_s=peers.hop_s,
-            use=self._sharing.use,
+            message_s=TRANSPORT.server_message_s,
+            worker_message_s=RANK_MESSAGE_S if collective else TRANSPORT.worker_message_s,
+            byte_s=0.0 if collective else TRANSPORT.byte_s,
+            hop_s=HOP_S,
             largest_share=self._largest_share(made.name, workers) if collective and not ring else None,
         )
         alone = cluster.crowded * sum(layer.forward_s + layer.backward_s for layer in layers)
@@ -246,7 +232,7 @@ class Plan:
             free_above_bps=self.free_above_bps(name),
             pays_below_bps=self.pays_below_bps(name),
             exchange_share=None if made is None else made.exchange_share,
-            enough_h=None if made is None else made.steps_for(self.exchange_share),
+            enough_h=None if made is None else made.steps_for(EXCHANGE_SHARE),
         )
 
     def by_workers(self) -> list[Prediction]:
@@ -301,7 +287,6 @@ class Plan:
     def _layers(self, made: Design, workers: int) -> list[Layer]:
         tensors, setting, work = self.profile.tensors, self.setting, self.works[made.name]
         costs = with_workers(self.costs[made.name], self.profile, made, measured=setting.workers, workers=workers)
-        slow = 1.0 if setting.cores is None else self._sharing.slowdown
         layers = []
         for number, tensor in enumerate(tensors):
             cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s
@@ -309,12 +294,12 @@ class Plan:
             whole = Layer(
                 push_nbytes=cost.push_nbytes,
                 pull_nbytes=cost.pull_nbytes,
-                encode_s=slow * (cost.encode_s + worker_s / 2),  # half before its push, and half behind its pull
-                decode_s=slow * (cost.decode_s + worker_s / 2),
-                server_push_s=slow * (cost.server_push_s + server_s),
-                server_update_s=slow * cost.server_update_s,
-                forward_s=slow * (tensor.forward_s + other_s) / setting.compute,
-                backward_s=slow * tensor.backward_s / setting.compute,
+                encode_s=cost.encode_s + worker_s / 2,  # half before its push, and half behind its pull
+                decode_s=cost.decode_s + worker_s / 2,
+                server_push_s=cost.server_push_s + server_s,
+                server_update_s=cost.server_update_s,
+                forward_s=(tensor.forward_s + other_s) / setting.compute,
+                backward_s=tensor.backward_s / setting.compute,
             )
             parts = self._servers.get(made.name, {}).get(tensor.name, ())
             layers += [_part(whole, part.numel / max(1, math.prod(tensor.shape)), part.server) for part in parts]

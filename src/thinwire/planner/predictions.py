@@ -1,4 +1,4 @@
-"""What a plan is asked, the cluster, and what it answers: predictions of designs in it."""
+"""The input of a plan, which is a cluster, and its output, which are predictions of designs in it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The cluster that is planned for.
+    """The cluster for which the plan is made.
 
     Args:
         link: rate of every process's link, each way, as in `50mbit`; `none`: no limit.
         workers: how many.
         mode: `server`: parameter servers; `collective`: DDP and FSDP, every rank averages its share.
         servers: how many shards hold the model, each a process with a link of its own; as workers 1024 at most.
-        latency_ms: from a message's last byte on the link to the other program's hands, in milliseconds.
+        latency_ms: milliseconds from a message's last byte on the link to the receiving program.
         cores: processors that all processes share, where they are on one machine; None: each has its own.
         compute: how many times as fast as here a worker computes; codecs stay as measured here.
 
@@ -112,17 +112,6 @@ class Round:
             return None
         # A share that is met exactly must not ask for a step more because of the last bit of a product.
         return max(1, math.ceil(self.exchange_s * (1 - share) / (share * self.alone_s) * (1 - 1e-12)))
-
-
-def check_share(share: float) -> float:
-    """Returns a share of the time that exchanges may take.
-
-    Raises:
-        ConfigError: it is not above 0 and below 1.
-    """
-    if not 0 < share < 1:
-        raise ConfigError(f"exchange_share={share}: exchanges may take a share of the time above 0 and below 1")
-    return share
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""What a training step of one worker computes: seconds forward and backward of every tensor, and some of its gradients.
+"""A profile of one worker's step: seconds forward and backward of every tensor, and some of its gradients.
 
-Forward seconds come from where the model's modules begin, backward seconds from when each gradient is ready, so that a
-model of any kind can be profiled as it is. A module's forward seconds are those of its first tensor.
+Forward seconds are measured between the begins of modules, backward seconds between ready gradients. Any model can be
+profiled unchanged. A module's forward seconds are those of its first tensor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TensorSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured of one worker's steps, without any exchange.
+    """Measurements of one worker's steps without any exchange.
 
     Attributes:
         tensors: in the order of the forward pass; backward seconds count from the last to the first.
@@ -61,7 +61,7 @@ class Profile:
         gradients: of some steps, each by name; float32 on the host.
         trainer: the optimizer that made the steps; where none of torch's own was seen, SGD with momentum.
         steps_s: of every measured step by itself, in seconds; `step_s` is their median.
-        remarks: what of the training is not in here, in sentences.
+        remarks: sentences on parts of the training that the profile leaves out.
     """
 
     tensors: tuple[TensorSeconds, ...]
@@ -95,7 +95,7 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
 
     Args:
         model: whose parameters are trained. DDP's or FSDP's wrapping must be off: exchanges are what is to be planned.
-        step: makes one step with the next batch: forward, backward, and what else the loop does.
+        step: makes one step with the next batch: forward, backward and the rest of the loop.
         steps: that are measured, after two that are not.
 
     Raises:
@@ -138,7 +138,7 @@ def _check_exchanged(name: str, parameter: nn.Parameter) -> None:
 
 @dataclass
 class _Step:
-    """When what happened in one step, in seconds."""
+    """The times of one step's events, in seconds."""
 
     begin_s: float
     end_s: float = 0.0
@@ -167,12 +167,12 @@ class _Step:
 
 
 class Watch:
-    """Notes when modules begin and when gradients are ready, step by step, whoever makes the steps.
+    """Notes step by step when modules begin and when gradients are ready.
 
     Args:
         model: whose parameters are trained.
         steps: that are measured, after two that are not.
-        called: the modules that the training calls, where they are not the model itself: what wraps it, or parts of it.
+        called: the modules that the training calls where it does not call the model itself, such as wrappers.
 
     Raises:
         ConfigError: no trained parameter, one that cannot be exchanged, or no step to measure.
@@ -225,7 +225,7 @@ class Watch:
             self._found[-self._kept - 1].gradients.clear()
 
     def profile(self) -> Profile:
-        """Returns what was measured.
+        """Returns the measurements.
 
         Raises:
             ConfigError: no step made a gradient, one holds NaN, or all were zeroed before their step was over.
@@ -308,7 +308,7 @@ class Watch:
 
     def _begins(self, name: str) -> Callable[..., None]:
         def note(*_: object) -> None:
-            if not torch.compiler.is_compiling():  # a graph that stops to look at the clock would be another one
+            if not torch.compiler.is_compiling():  # reading the clock would break the graph in two
                 self._step.begun.append((name, self._now()))
 
         return note
@@ -326,6 +326,6 @@ class Watch:
             self._step.forward_end_s = self._now()
 
     def _steps_by(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Of several, the first that trains the model; one of torch's own rather than what wraps it."""
+        """Keeps the first optimizer that trains the model, and prefers torch's own to its wrapper."""
         if self._trainer is None or self._trainer.own:
             self._trainer = trainer_of(optimizer, self._names) or self._trainer

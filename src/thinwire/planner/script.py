@@ -1,7 +1,7 @@
 """Runs a training script for as many steps as a profile takes, and returns what rank 0 found.
 
 The script is not changed: Python imports `cli/startup/sitecustomize.py` before it, in every process of the command,
-which begins to observe there. What the script prints is seen.
+which begins to observe there. Its output is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.planner.observing import STEPS_VARIABLE, VARIABLE, load, refusal
 from thinwire.planner.profile import STEPS, WARM_UP, Profile
 
 END_WITHIN_S = 10.0
-"""What a command that has been profiled has to end by itself."""
+"""Seconds in which a profiled command may end by itself."""
 
 
 def profile_script(

@@ -1,4 +1,4 @@
-"""What several workers would send of one tensor, and their answer, made of one worker's gradients.
+"""The values that several workers would send of one tensor, and their answer, made from one worker's gradients.
 
 A worker's gradients of different steps stand in for different workers' of one step. Local updates are what a worker's
 own optimizer makes of some gradients; an answer is the mean of the pushes, or what a server's optimizer makes of it.
@@ -23,7 +23,7 @@ Stepping = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Senders:
-    """The workers of one tensor, and who answers them.
+    """The workers of one tensor, and their server.
 
     Args:
         name: of the tensor.

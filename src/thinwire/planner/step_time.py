@@ -1,7 +1,7 @@
 """The model of a synchronous step: from sizes, rates and seconds of computation to seconds of a step.
 
-All workers are alike, so the model follows the last of them through its step, layer by layer; what the others do shows
-in the servers, whose links and processors serve one worker after the other. Each resource (a worker's processor, its
+All workers are equal, so the model follows the last of them through its step, layer by layer. The other workers keep
+the servers' links and processors busy, which serve one worker after the other. Each resource (a worker's processor, its
 link up and down, a server's link in and out, a server's processor) serves in order, one thing at a time. A layer's
 gradient leaves when the backward pass has produced it, unless the design sends all at the end; the next forward pass
 waits for the layer's update (wait-free back-propagation; Wu 2018, §2.3.2, figure 2.4).
@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHARED_USE = 0.9
-"""Share of shared processors that lockstep keeps in use: the median of seven runs without a limit on the link, four
-ranks on two cores (docs/results.md, DDP hooks), 0.85 to 0.96."""
+from thinwire.planner.transport_costs import SHARED_USE
+
 STEPS = 8
 """Steps that are followed: the pipeline fills within three, and the last one's length is the answer."""
 
@@ -45,7 +44,7 @@ class TensorCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(TensorCosts):
-    """What is computed and travels together: one layer, one tensor, or a part of it.
+    """One layer, one tensor, or a part of it: its values are computed and sent together.
 
     Args:
         forward_s: of one worker's forward pass, in seconds of a processor.
@@ -78,7 +77,6 @@ class Cluster:
         byte_s: of a processor for each byte at either end; counted at a worker where cores are shared. 0 in the
             collective mode.
         hop_s: wait at each further hop of a ring, where cores are shared.
-        use: share of shared processors that lockstep keeps in use.
         largest_share: in the collective mode, the share of every layer on the rank that owns most; None: 1/workers.
     """
 
@@ -95,7 +93,6 @@ class Cluster:
     worker_message_s: float = 0.0
     byte_s: float = 0.0
     hop_s: float = 0.0
-    use: float = SHARED_USE
     largest_share: float | None = None
 
     @property
@@ -119,10 +116,6 @@ class Cluster:
         """Seconds of a server's processor for one worker's messages of an exchange."""
         return 0.0 if self.collective else 2 * self.message_s
 
-    def carried_s(self, nbytes: float) -> float:
-        """Returns seconds of a processor at either end for so many bytes."""
-        return nbytes * self.byte_s
-
 
 def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
     """Returns the seconds of one step, with all pipelines full.
@@ -145,14 +138,14 @@ def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
 
 
 def _busy_s(layers: Sequence[Layer], cluster: Cluster, exchanges: float) -> float:
-    """What all processes compute in a step, over the cores that they share, and their waits in a ring."""
+    """Returns the seconds in which shared cores compute a step of all processes, and their waits in a ring."""
     if cluster.cores is None:
         return 0.0
-    carried_s = cluster.carried_s(_sum(layers, "push_nbytes") + _sum(layers, "pull_nbytes"))
+    carried_s = cluster.byte_s * (_sum(layers, "push_nbytes") + _sum(layers, "pull_nbytes"))
     at_worker = sum(_alone_s(layer) for layer in layers) + exchanges * cluster.exchange_s + carried_s
     at_server = _sum(layers, "server_push_s") + exchanges * cluster.served_s + carried_s
     whole = cluster.workers * (at_worker + at_server) + _sum(layers, "server_update_s")
-    return whole / cluster.cores / cluster.use + exchanges * cluster.hop_s * cluster.more_hops
+    return whole / cluster.cores / SHARED_USE + exchanges * cluster.hop_s * cluster.more_hops
 
 
 def _alone_s(layer: Layer) -> float:
@@ -202,14 +195,14 @@ class _Timeline:
         return self._worker
 
     def _encoded(self, index: int) -> None:
-        """Takes a layer whose gradient is encoded; those of one shard leave together once they make a chunk."""
+        """Collects encoded gradients by shard, and sends a shard's when they fill a chunk."""
         ready = self._ready[self._layers[index].shard]
         ready.append(index)
         if sum(self._layers[each].push_nbytes for each in ready) >= self._cluster.chunk_nbytes:
             self._leave(self._layers[index].shard)
 
     def _leave(self, shard: int) -> None:
-        """Exchanges what is ready for a shard, if anything."""
+        """Exchanges the gradients that are ready for a shard."""
         ready, self._ready[shard] = self._ready[shard], []
         if not ready:
             return
@@ -217,7 +210,7 @@ class _Timeline:
         self.exchanges += 1
         names = ("push_nbytes", "pull_nbytes", "server_push_s", "server_update_s")
         push, pull, add_s, update_s = (_sum(layers, name) for name in names)
-        carried_s = cluster.carried_s(push + pull)
+        carried_s = cluster.byte_s * (push + pull)
         messages_s = 0.0 if cluster.cores is None else self._stretch * (cluster.exchange_s + carried_s)
         if cluster.collective:
             updated = self._exchange_among_ranks(push, pull, add_s, update_s, messages_s)
@@ -230,13 +223,13 @@ class _Timeline:
     def _exchange_among_ranks(
         self, push: float, pull: float, add_s: float, update_s: float, messages_s: float
     ) -> float:
-        """As `_exchange`, where every worker holds a share: all wait for the one that holds most.
+        """Exchanges among ranks, which all wait for the rank that owns most.
 
         Processors deal with a part of a message, and add it, while the link carries the next: the slower one counts.
         """
         cluster, others = self._cluster, self._cluster.workers - 1
         share = cluster.largest_share or 1 / cluster.workers
-        # One way travels its share, to or from all other ranks, and the other way what they hold.
+        # Its link carries its own share to or from all other ranks one way, and their shares the other way.
         crossing = max(others * share, 1 - share)
         begins = max(self._worker, self._up, self._down)
         pushed = begins + crossing * push / cluster.bytes_per_s

@@ -1,4 +1,4 @@
-"""A plan in words, as tables and as a chart."""
+"""Sentences, tables and a chart of a plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from thinwire.planner.costs import exchange_every
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Setting, Summary
+from thinwire.policies.adaptive import EXCHANGE_SHARE
 from thinwire.policies.auto.levels import steps_of
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 ONE_LINE = "tw.distribute(model, optimizer)"
 SERVED = 'tw.distribute(model, optimizer, server=…, design="{}")'
-"""What to write in a script: among ranks, and with servers."""
+"""The line of a script, among ranks and with servers."""
 UNEVEN = 1.5
 """By how much the middle half of the measured steps may differ before a plan says so."""
 
@@ -53,7 +54,7 @@ def verdict(plan: Plan) -> list[str]:
 
 
 def _advice(plan: Plan, others: Sequence[Summary]) -> str:
-    """The line to write, and what it chooses."""
+    """Returns the sentence with the line to write and its choice."""
     setting, ranks = plan.setting, plan.setting.mode == "collective"
     where = f"at {counted(setting.workers, 'worker')}, {link_text(setting.bps)}"
     plain = plan.round_of(UNCOMPRESSED, setting.workers, setting.bps)
@@ -122,7 +123,7 @@ def _sentence(plan: Plan, summary: Summary) -> str:
     if (steps := exchange_every(plan.designs[at.design])) > 1 and summary.exchange_share is None:
         said.append(f"it sends the sum of {steps} steps' gradients, and weights change once in {steps} steps")
     if summary.exchange_share is not None:
-        allowed = f"{100 * plan.exchange_share:.3g} % or less"
+        allowed = f"{100 * EXCHANGE_SHARE:.3g} % or less"
         said.append(f"exchanges take {100 * summary.exchange_share:.2g} % of the time")
         enough = summary.enough_h
         said.append(f"no h makes that {allowed}" if enough is None else f"h={enough} is enough for {allowed}")
@@ -202,7 +203,7 @@ def picture(plan: Plan) -> Figure:
 
 
 def mode_text(setting: Setting) -> str:
-    """Returns in words who averages."""
+    """Returns the text for the mode: equal ranks or servers."""
     if setting.mode == "collective":
         return "DDP and FSDP"
     return "through a parameter server" if setting.servers == 1 else f"through {setting.servers} parameter servers"

@@ -1,14 +1,11 @@
-"""Where every value of a model lives among several servers, how even that is, and a digest to compare it by.
+"""Where every value of a model lives among several servers.
 
 An `Assignment` is checked when it is made: every value of every table lies on one server, once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,8 +71,8 @@ class Assignment:
         >>> tables = (Sized("weight", 10, 40.0), Sized("bias", 2, 8.0))
         >>> parts = ((Partition(0, 0, 5), Partition(1, 5, 10)), (Partition(1, 0, 2),))
         >>> placed = Assignment(2, tables, parts)
-        >>> placed.loads(), round(placed.coefficient_of_variation(), 1)
-        ((20.0, 28.0), 23.6)
+        >>> placed.loads()
+        (20.0, 28.0)
     """
 
     servers: int
@@ -105,24 +102,6 @@ class Assignment:
             for part in parts:
                 loads[part.server] += table.share(part)
         return tuple(loads)
-
-    def standard_deviation(self) -> float:
-        """Returns the standard deviation of the servers' loads, in bytes, with N − 1 as in Wu 2018, ch. 5."""
-        return statistics.stdev(self.loads()) if self.servers > 1 else 0.0
-
-    def coefficient_of_variation(self) -> float:
-        """Returns the standard deviation as a percentage of the mean load (Wu 2018, figure 5.3); 0 without any load."""
-        mean = statistics.fmean(self.loads())
-        return 100 * self.standard_deviation() / mean if mean else 0.0
-
-    def digest(self) -> str:
-        """Returns 32 hexadecimal digits of the decision: servers, tables, sizes, partitions, and no weights."""
-        decision = [
-            self.servers,
-            [[table.name, table.numel] for table in self.tables],
-            [[[part.server, part.start, part.stop] for part in parts] for parts in self.partitions],
-        ]
-        return hashlib.blake2b(json.dumps(decision).encode(), digest_size=16).hexdigest()
 
 
 def check_placeable(tables: Sequence[Sized], servers: int) -> None:

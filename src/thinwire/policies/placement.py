@@ -1,4 +1,4 @@
-"""Which server, or which rank, holds which values: placement policies, decided once, before training.
+"""Placement policies: they decide once, before training, which server or rank holds which values.
 
 A policy sees every table's size and weight and returns an `Assignment`: for each table the partitions that cover it,
 each on one server. The weight is the caller's: bytes, or bytes as they are predicted to travel. The decision depends
@@ -106,50 +106,10 @@ class Uniform(Placement):
         return _deal(tables, servers, order, counts, _ALIGN if self.min_numel >= _ALIGN else 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows(Placement):
-    """Tables cut into rows of one size, counted through the model: row i on server i mod N (GeePS; Wu 2018, §2.3.1).
-
-    GeePS is "Scalable deep learning on distributed GPUs with a GPU-specialized parameter server" (Cui et al., 2016).
-    Each server holds as many rows of every table as there, but rows that lie together: each part has a frame of its
-    own.
-
-    Args:
-        size: values of a row; 128 in GeePS's code. The last row of a table may be shorter.
-
-    Example:
-        >>> placed = Rows(size=4).place([Sized("a", 18, 18.0), Sized("b", 8, 8.0)], 2)
-        >>> [[(part.server, part.start, part.stop) for part in parts] for parts in placed.partitions]
-        [[(0, 0, 12), (1, 12, 18)], [(1, 0, 4), (0, 4, 8)]]
-    """
-
-    id: ClassVar[str] = "rows"
-    size: int = 128
-
-    def __post_init__(self) -> None:
-        check_count(f"{self.id}: size", self.size, 1)
-
-    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        partitions: list[tuple[Partition, ...]] = []
-        before = 0
-        for table in tables:
-            rows = -(-table.numel // self.size)
-            parts, start = [], 0
-            for turn in range(min(rows, servers)):
-                own = -(-(rows - turn) // servers)
-                stop = min(start + own * self.size, table.numel)
-                parts.append(Partition((before + turn) % servers, start, stop))
-                start = stop
-            partitions.append(tuple(parts))
-            before += rows
-        return Assignment(servers, tuple(tables), tuple(partitions))
-
-
 POLICIES: Family[Placement] = Family(
     "placement",
     # The first is the default.
-    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Rows)},
+    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform)},
     Placement,
     short={"min": "min_numel"},
 )
@@ -179,8 +139,7 @@ def check_none_idle(placing: Placement, placed: Assignment) -> None:
     if idle := placed.servers - len(holding):
         raise ConfigError(
             f"{idle} of {placed.servers} servers would hold no parameters, as {placing.id!r} places this model; take "
-            f"{counted(len(holding), 'server')} (with group=…, ranks), or a placement that divides tensors, such as "
-            "'uniform[min=1]'"
+            f"{counted(len(holding), 'server')}, or a placement that divides tensors, such as 'uniform[min=1]'"
         )
 
 

@@ -1,1 +1,1 @@
-"""Tables, charts and pages: what is shown to people, as data that a terminal, Markdown, a page or a picture renders."""
+"""Tables, charts and pages as data, which a terminal, Markdown, a page or a picture renders."""

@@ -265,7 +265,7 @@ def to_svg(chart: Chart, columns: int = MOST_COLUMNS) -> str:
 
 
 def draw(chart: Chart, *paths: Path) -> None:
-    """Draws the chart into files, whose names' endings say the format.
+    """Draws the chart into files; the ending of each name gives the format.
 
     Raises:
         ConfigError: matplotlib is not installed, or a picture cannot be written.

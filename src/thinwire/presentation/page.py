@@ -43,7 +43,7 @@ def document(title: str, parts: Sequence[str]) -> str:
 def table_html(table: Table) -> str:
     """Returns a table, its title above it; cells in the column `remark` are text that may be broken into lines.
 
-    On a narrow screen every cell has a line of its own, with the head of its column before it.
+    A narrow screen shows one line for each cell, with the head of its column before it.
     """
     about = [f' data-head="{escape(name)}"{" class=left" if name == "remark" else ""}' for name in table.header]
 

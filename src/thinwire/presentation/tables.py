@@ -14,18 +14,3 @@ class Table:
     lines: Sequence[Sequence[str]]
     title: str | None = None
     left: int = 1
-
-
-def markdown(table: Table) -> str:
-    """Returns a table for a page of documentation.
-
-    >>> print(markdown(Table(["design", "ms"], [["3lc", "4.2"]], "Steps")))
-    Steps
-    <BLANKLINE>
-    | design | ms |
-    | --- | ---: |
-    | 3lc | 4.2 |
-    """
-    rule = ["---" if at < table.left else "---:" for at in range(len(table.header))]
-    lines = [f"| {' | '.join(each)} |" for each in (table.header, rule, *table.lines)]
-    return "\n".join(([table.title, ""] if table.title else []) + lines)

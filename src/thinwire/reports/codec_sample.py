@@ -1,13 +1,12 @@
-"""What every codec came to on real gradients, as `thinwire bench sample` measured it for this version.
+"""Ratio and error of every codec on real gradients, measured by `thinwire bench sample` for this version.
 
 Measuring all codecs compiles all kernels, which takes a minute on a machine that has none yet; a record is read at
-once, without torch. The record is what `thinwire bench sample --json` wrote, and a test measures it again.
+once, without torch. `thinwire bench sample --json` wrote the record, and a test measures it again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -46,11 +45,6 @@ def recorded() -> list[Sample]:
         ['fp32', 'fp16', 'bf16', 'int8']
     """
     return msgspec.json.decode(RECORD.read_bytes(), type=list[Sample])
-
-
-def not_recorded() -> list[str]:
-    """Returns the ids under which other packages offer codecs; nothing of theirs is imported."""
-    return sorted({entry.name for entry in entry_points(group="thinwire.codecs")})
 
 
 def table(rows: list[Sample]) -> Table:

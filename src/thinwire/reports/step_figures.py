@@ -1,6 +1,6 @@
-"""Figures of a training from its step records: what `thinwire watch` shows of the latest steps and a report of all.
+"""Figures of a training from its step records: of the latest steps for `thinwire watch`, of all steps for a report.
 
-Records are summed as they come; of each 32 bytes are kept. The first steps, in which everything compiles, are left out
+Records are summed as they come; of each 40 bytes are kept. The first steps, in which everything compiles, are left out
 of every mean as soon as there are others.
 """
 
@@ -57,7 +57,7 @@ class Figures:
         median_step_s: likewise the median, which pauses for an evaluation do not move.
         plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
         plain_way_nbytes: likewise one way.
-        shared: whether ranks average shares of their own, and so send and receive both gradients and averages.
+        shared: whether ranks own shares, and so send and receive both gradients and averages.
         ratio: how many times less travelled than uncompressed, over all steps, as the training's own report has it;
             over the recorded ones where that was not recorded; 0 where nothing travelled.
         taken: steps that the ratio is over, recorded or not; 0 where it is over the recorded ones.
@@ -65,7 +65,7 @@ class Figures:
         loss: the latest that is finite, mean over ranks.
         lost_at: the first of the latest steps whose loss was NaN or Inf; None where the latest is finite.
         accuracy: the latest.
-        link_bps: the latest known rate of the slowest link, least of all ranks'; None where nobody measured one.
+        link_bps: the latest known rate of the slowest link, least of all ranks'; None where no rank measured one.
         tables: largest by bytes first.
     """
 
@@ -105,8 +105,8 @@ class Figures:
 class RecordedSteps:
     """Sums of step records, by step and by table.
 
-    Records of a rank whose steps begin again replace those of before: from step 0, all that was recorded (another
-    run wrote to the same file); from a later one, that rank's steps from there on (the training went back).
+    Steps of a rank that begin again replace earlier records: from step 0 all of them (another run wrote to the same
+    file), from a later step those of that rank from there on (the training went back).
 
     Args:
         records: to begin with.
@@ -250,8 +250,8 @@ class RecordedSteps:
         return found
 
     def lag_curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Returns the lag of the first rank's residual over steps, thinned, by table that keeps one."""
-        return {name: sums.curve.points for name, sums in self._tables.items() if sums.curve.points}
+        """Returns the lag of the first rank's residual over steps, by table that keeps one."""
+        return {name: curve for name, sums in self._tables.items() if (curve := sums.lag_curve())}
 
     def figures(self, *, leave_out: int | None = None, newest: bool = True) -> Figures:
         """Returns the figures of the steps that are kept, but for the first; of tables since their codec changed last.

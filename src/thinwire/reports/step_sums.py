@@ -1,4 +1,4 @@
-"""What is kept of a training's step records: sums by step and rank, and bytes by tensor, rank and step."""
+"""Sums of a training's step records by step and rank, and bytes by tensor, rank and step."""
 
 from __future__ import annotations
 
@@ -10,34 +10,10 @@ from dataclasses import dataclass, field
 
 from thinwire.telemetry import StepRecord
 
-_MOST_POINTS = 1000
-
-
-class Thinned:
-    """A curve of any length kept in at most a thousand points: every second one goes when there are more.
-
-    >>> curve = Thinned()
-    >>> for step in range(5000): curve.add(step, 2.0 * step)
-    >>> len(curve.points) <= 1000, curve.points[1]
-    (True, (8, 16.0))
-    """
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float]] = []
-        self._every, self._count = 1, 0
-
-    def add(self, step: int, value: float) -> None:
-        """Takes the next point."""
-        if self._count % self._every == 0:
-            self.points.append((step, value))
-            if len(self.points) > _MOST_POINTS:
-                self.points, self._every = self.points[::2], 2 * self._every
-        self._count += 1
-
 
 @dataclass(slots=True)
 class RankStep:
-    """What one rank's step cost: sums over its tables."""
+    """Sums of one rank's step over its tables."""
 
     time_s: float = 0.0
     push_nbytes: int = 0
@@ -79,6 +55,7 @@ class _RankTable:
     def __init__(self) -> None:
         self.codec = ""
         self._columns = [array("q") for _ in range(4)]  # step; bytes pushed, pulled and of both uncompressed
+        self._lags = array("d")  # NaN where no residual is kept
 
     def add(self, record: StepRecord) -> None:
         if record.codec != self.codec:
@@ -88,6 +65,7 @@ class _RankTable:
         row = record.step, record.payload_bytes_push, record.payload_bytes_pull, plain
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
+        self._lags.append(math.nan if record.residual_lag is None else record.residual_lag)
 
     def at(self, step: int) -> int:
         """Returns how many records are of earlier steps."""
@@ -96,6 +74,11 @@ class _RankTable:
     def cut(self, rows: slice) -> None:
         for column in self._columns:
             del column[rows]
+        del self._lags[rows]
+
+    def lags(self) -> list[tuple[int, float]]:
+        """Returns the steps with a lag, and the lags."""
+        return [(step, lag) for step, lag in zip(self._columns[0], self._lags, strict=True) if not math.isnan(lag)]
 
     def since(self, step: int) -> list[int]:
         """Returns the number of records from a step on, and the sums of their bytes."""
@@ -111,7 +94,6 @@ class TableSums:
     numel: int = 0
     lags: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
-    curve: Thinned = field(default_factory=Thinned)
     ranks: defaultdict[int, _RankTable] = field(default_factory=lambda: defaultdict(_RankTable))
 
     def add(self, record: StepRecord) -> None:
@@ -120,10 +102,12 @@ class TableSums:
         self.ranks[record.rank].add(record)
         if record.residual_lag is not None:
             self.lags[record.rank] = record.residual_lag
-            if record.rank == min(self.lags):
-                self.curve.add(record.step, record.residual_lag)
         if record.residual_norm is not None:
             self.norms[record.rank] = record.residual_norm
+
+    def lag_curve(self) -> list[tuple[int, float]]:
+        """Returns the lags of the first rank that keeps a residual, with their steps, since the codec changed last."""
+        return self.ranks[min(self.lags)].lags() if self.lags else []
 
     def since(self, step: int) -> tuple[int, int, int, int]:
         """Returns how many records of the newest codec are from a step on, and their bytes pushed, pulled and of both

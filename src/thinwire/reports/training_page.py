@@ -1,6 +1,6 @@
-"""One training as a page: what its step records say, charts, and a verdict from the measured figures.
+"""One training as a page: figures of its step records, charts, and a verdict from the figures.
 
-It reads what `--telemetry` wrote, measures nothing itself, and says "not recorded" where a file has no such field.
+It reads the files of `--telemetry`, measures nothing itself, and shows "not recorded" where a file lacks a field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONG_LAG = 10.0
 
 
 def verdict(figures: Figures) -> list[str]:
-    """Returns what the measured figures mean, in sentences.
+    """Returns sentences on the measured figures.
 
     Example:
         >>> from thinwire.reports.step_figures import RecordedSteps
@@ -65,9 +65,9 @@ def verdict(figures: Figures) -> list[str]:
 
 
 def _each_way(figures: Figures) -> float:
-    """Which part of what one rank sends and gets its link carries each way.
+    """Returns the part of a rank's traffic that its link carries each way.
 
-    A worker sends gradients and receives updates. Ranks that average shares of their own send and receive both.
+    A worker sends gradients and receives updates. Ranks that own shares send and receive both.
     """
     return 1.0 if figures.shared else 1 / max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
 
@@ -130,7 +130,7 @@ def figures_table(run: RecordedRun) -> Table:
 
 
 def ratio_of(figures: Figures) -> str:
-    """Returns in words which steps the ratio is of."""
+    """Returns the words that name the steps of the ratio."""
     return f"over all {counted(figures.taken, 'step')}" if figures.taken else "in recorded steps"
 
 
@@ -148,7 +148,7 @@ def tensors_table(figures: Figures, most: int = _ROWS) -> Table:
 
 
 def charts(run: RecordedRun) -> list[Chart]:
-    """Returns the charts of what was recorded."""
+    """Returns the charts of a run."""
     recorded, figures = run.recorded, run.recorded.figures()
     steps, seconds = recorded.steps, list(recorded.step_seconds().items())
 

@@ -11,11 +11,12 @@ from rich.markup import escape
 
 from thinwire.cli.console import Told, console, show, write_json
 from thinwire.cli.lazy import lazily
-from thinwire.cli.outputs import check_apart, writable_folder
+from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.quantities import counted
 from thinwire_lab.cli import options
+from thinwire_lab.cli.folders import writable_folder
 from thinwire_lab.cli.options import takes
 from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.engines.queues import first_thin

@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.markup import escape
 
-from thinwire.cli.console import Lines, bars, console, save_picture, say_wrote, show
+from thinwire.cli.console import console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.presentation.page import write_page
-from thinwire.presentation.tables import markdown as as_markdown
 from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.cli.progress import Lines, bars
 
 with lazily():
     from thinwire_lab.bench import harness
@@ -78,7 +78,7 @@ def measure(
             if json is not None and json.exists():
                 say_wrote(json)
             if markdown is not None:
-                texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
+                texts = [*map(harness.markdown, bench.tables(measured)), *bench.notes(measured)]
                 write_page(markdown, "\n\n".join(texts) + "\n")
                 say_wrote(markdown)
             if png is not None and (chart := bench.chart(measured)) is not None:

@@ -103,7 +103,7 @@ OPTIONS: dict[str, Any] = {
     "consistency": typer.Option(
         help="bsp, asp, ssp\\[staleness=5], backup\\[1], local\\[2], adaptive\\[norm,threshold=0.01]."
     ),
-    "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024] or rows."),
+    "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024] or rows\\[size=128]."),
     "compression": typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy."),
     "transmission": typer.Option(help="wait-free (layer by layer) or traditional (at once)."),
     "short_steps": typer.Option(min=1, help="Steps of a run that only measures seconds per step."),

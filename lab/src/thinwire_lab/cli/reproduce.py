@@ -13,13 +13,15 @@ import typer
 from rich.markup import escape
 from rich.progress import TaskID
 
-from thinwire.cli.console import Lines, bars, console, show, write_json
+from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazily
-from thinwire.cli.outputs import check_apart, writable_folder
+from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
 from thinwire_lab.cli import options
+from thinwire_lab.cli.folders import writable_folder
 from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.cli.progress import Lines, bars
 from thinwire_lab.studies.files import REPORT, RESULTS
 
 if TYPE_CHECKING:

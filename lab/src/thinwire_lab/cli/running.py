@@ -7,11 +7,12 @@ from functools import partial
 
 from rich.markup import escape
 
-from thinwire.cli.console import Lines, bars, console
+from thinwire.cli.console import console
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.ray_cluster import RayCluster
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, nbytes_text
+from thinwire_lab.cli.progress import Lines, bars
 from thinwire_lab.jobs.checkpoints import RunCheckpoints
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.events import Progress as Stepped

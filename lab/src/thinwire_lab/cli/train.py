@@ -12,10 +12,11 @@ import typer
 
 from thinwire.cli.console import errors, show, write_json
 from thinwire.cli.lazy import lazily
-from thinwire.cli.outputs import check_apart, writable_folder
+from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.quantities import counted
 from thinwire_lab.cli import options
+from thinwire_lab.cli.folders import writable_folder
 from thinwire_lab.cli.options import takes
 from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.jobs.describe import choices

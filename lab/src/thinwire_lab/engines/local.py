@@ -169,3 +169,12 @@ class LocalEngine(Engine[_Child]):
 
     def _start_again(self, role: _Child, command: Command) -> None:
         self._spawn(role.name, command, role.start, role.again, role.restarts - 1, role.optional)
+
+    def poll(self, timeout_s: float) -> tuple[str, Event] | None:
+        """Returns the next event with its role; None at the timeout, or where a role ended well meanwhile.
+
+        Raises:
+            EngineError: a role failed that is not optional; everything has been stopped.
+        """
+        name, came = self._next(timeout_s) or ("", None)
+        return (name, came) if isinstance(came, Event) else None

@@ -26,6 +26,7 @@ from thinwire.runtime.digests import bits_digest
 from thinwire_lab.jobs.events import Accuracy, Progress
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import PlacementSummary, WorkerOutcome
+from thinwire_lab.placements import deviation, digest, variation
 from thinwire_lab.workloads.evaluate import evaluate
 from thinwire_lab.workloads.recipe import schedule
 from thinwire_lab.workloads.training import Training
@@ -116,9 +117,9 @@ class TrainingLoop:
             compute_share=self._opt.report().compute_share,
             placement=PlacementSummary(
                 loads=list(assignment.loads()),
-                coefficient_of_variation=assignment.coefficient_of_variation(),
-                standard_deviation=assignment.standard_deviation(),
-                digest=assignment.digest(),
+                coefficient_of_variation=variation(assignment),
+                standard_deviation=deviation(assignment),
+                digest=digest(assignment),
             ),
         )
         if not self._evaluates():

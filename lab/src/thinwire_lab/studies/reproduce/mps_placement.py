@@ -12,6 +12,7 @@ from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
+from thinwire_lab.placements import deviation, variation
 from thinwire_lab.studies.architectures import architecture
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, OnProgress, Scale, Shown, Study, chart
 
@@ -60,8 +61,8 @@ class NetworkCell(Cell, frozen=True, kw_only=True):
         powers = [int(math.log10(each.numel)) for each in tensors]
         return NetworkFinding(
             histogram={power: powers.count(power) for power in range(max(powers) + 1)},
-            variations={name: each.coefficient_of_variation() for name, each in placed.items()},
-            deviations={name: each.standard_deviation() / 1e6 for name, each in placed.items()},
+            variations={name: variation(each) for name, each in placed.items()},
+            deviations={name: deviation(each) / 1e6 for name, each in placed.items()},
             partitions={name: sum(map(len, each.partitions)) for name, each in placed.items()},
         )
 
