@@ -21,14 +21,8 @@ from torch import nn
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp
-from thinwire.hooks.auto_checks import (
-    KEY,
-    adapts,
-    check_state,
-    check_training,
-    connect_and_agree,
-    warn_of_other_optimizers,
-)
+from thinwire.hooks.auto_checks import KEY, adapts, check_state, check_training, connect_and_agree
+from thinwire.hooks.auto_checks import warn_of_other_optimizers as warn_of_others
 from thinwire.hooks.auto_choice import AutoReport, Choice, LinkWatch, SavedChoice, StepClock, choose
 from thinwire.hooks.costs import sent_and_received
 from thinwire.hooks.group_optimizer import GroupOptimizer
@@ -166,7 +160,7 @@ class AutoOptimizer(HeldOptimizer):
         assert self._peers is not None
         why = f"auto: {class_names(self.inner)}, measuring the first steps"
         self.choice = Choice(kind="measuring", name="nothing yet", why=why)
-        self._stop_watching = warn_of_other_optimizers(self.inner)
+        self._stop_watching = warn_of_others(self.inner)
         if self._wrapped is not None:
             self._resume_allreduce = suspend_allreduce(self._wrapped, self)
         self._link_bps = ranks.measure_link(self._peers) if known_bps is None else known_bps

@@ -6,8 +6,8 @@ moment a first moment that would have led there. A share of each worker's own is
 (Momenta from all workers' changes: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
 
 The effect of decoupled weight decay is subtracted first. No gradient led there, every optimizer applies it at each
-step, and a momentum that held it would apply it again and again. Not where shards average over senders: a value without a
-sender has not changed, and its waiting part decays in the residual.
+step, and a momentum that held it would apply it again and again. Not where shards average over senders: a value
+without a sender has not changed, and its waiting part decays in the residual.
 
 An update also holds what waited in residuals, of steps with the rates of then. Where rates have fallen much since, it
 is divided by a share of what the one before was divided by, so that what is left of larger steps makes no huge
