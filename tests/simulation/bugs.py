@@ -249,9 +249,9 @@ def _(right: Right, self: Contributions, now: float) -> Any:
 
 
 @bug("a sum of contributions in place of their mean", Contributions, "_average", of_learners=True)
-def _(right: Right, self: Contributions, place: int, here: Sequence[tuple[Learner, float]]) -> None:
+def _(right: Right, self: Contributions, place: int, here: Sequence[tuple[Learner, float]], **options: Any) -> None:
     """Weights are not normalised."""
-    right(self, place, [(learner, share * len(here)) for learner, share in here])
+    right(self, place, [(learner, share * len(here)) for learner, share in here], **options)
 
 
 @bug("learners that are gone awaited for ever", Contributions, "_state", of_learners=True)

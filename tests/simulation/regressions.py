@@ -106,6 +106,20 @@ two that had died kept each other from going back, by the connections of their d
     kill 0.1797584239241307 3 0.7066668058762221
     kill-server 0.42417945935125423 0 0.1282816136333969
     kill 0.403940853858466 0 0.14520226935505465
+learners: the last one, which had come back, waited at the end for as many as a merge needs while all are there
+    seed=18 design=decoupled[h=2,fragments=1,quorum=3,grace=0.0,outer_lr=1.0,outer_momentum=0.0,nesterov=false]
+    policy=None workers=4 shards=2 grace_s=0.3 slower=(1.0,1.3,3.0,1.0)
+    cut 0.11846132655570982 3 0.5792896976677121
+learners: one that took a version after its flush had what adding it rounded
+    seed=36 design=decoupled[h=4,fragments=2,quorum=1,grace=0.5,codec=fp32,merge=radial,discount=0.0]
+    policy=None workers=3 shards=2 steps=6 min_workers=1 grace_s=0.3 slower=(3.0,1.0,1.0)
+    cut 0.10486689141320446 1 0.07146376160641246
+    cut 0.18069173228389207 0 0.0
+    cut-at 0.18069173228389207 0 2.6517590860033926 resend.accepted
+learners: one that was gone before a first contribution, or of a fixed number, was waited for by all others
+    seed=1 design=decoupled[h=2,fragments=1,quorum=2,grace=0.01,codec=fp32]
+    policy=None workers=3 steps=12 grace_s=0.3 slower=(1.0,1.0,3.0)
+    kill 0.2 1 4.0
 """
 """What was wrong; how the scenario differs from the plain one; each fault: kind, at, who, seconds, and way or point."""
 
