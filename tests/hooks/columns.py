@@ -28,7 +28,7 @@ STEPS = 8
 FP32 = tw.codec("fp32")
 LOSSLESS: dict[str, Any] = {
     **dict.fromkeys(CODED, "fp32"),
-    **dict.fromkeys(("group", "server, local"), "update[codec=fp32]"),
+    **dict.fromkeys(("group", "server, local", "server, sparse", "server, demo"), "update[codec=fp32]"),
     "server, votes": Design(name="late", up=FP32, down=FP32, downlink="gradient", transmission="traditional"),
 }
 
@@ -122,8 +122,9 @@ def run_apart(rank: int, column: str) -> tuple[Weights, float]:
 
 
 def distance(found: Weights, wanted: Weights) -> float:
-    """The largest of all differences."""
-    return float(torch.stack([(found[name] - each).abs().max() for name, each in wanted.items() if each.numel()]).max())
+    """The largest of all differences, in units of the dtype's precision, or that of float32."""
+    precision = max(torch.finfo(each.dtype).eps for each in (*wanted.values(), torch.ones(1)))
+    return float(max((found[name] - each).abs().max() for name, each in wanted.items() if each.numel()) / precision)
 
 
 def run_anew(rank: int, column: str) -> list[Weights]:

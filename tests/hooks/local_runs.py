@@ -36,25 +36,6 @@ def wide(_rank: int) -> nn.Module:
     return nn.Sequential(nn.Linear(12, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 3))
 
 
-class Odd(nn.Module):
-    """Parameters of the root, of one value and of none; one that a sibling uses without calling its module; one that is
-    never used; statistics."""
-
-    def __init__(self, rank: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(rank)
-        self.scale, self.one = nn.Parameter(torch.ones(12)), nn.Parameter(torch.tensor(1.0))
-        self.none, self.rows = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0, 7))
-        self.hidden, self.norm = nn.Linear(12, 128), nn.BatchNorm1d(128)
-        self.attention = nn.MultiheadAttention(128, 2, batch_first=True)
-        self.borrowed, self.unused = nn.Linear(128, 3), nn.Linear(5, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.hidden(x * self.scale * self.one)).relu()
-        x = self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
-        return nn.functional.linear(x, self.borrowed.weight, self.borrowed.bias) + self.none.sum() + self.rows.sum()
-
-
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * step + rank))
     return x, (x[:, :3] + x[:, 3:6]).argmax(1)

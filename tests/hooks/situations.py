@@ -23,6 +23,8 @@ LOCAL = "streaming-diloco[h=4,fragments=2,delay=1]"
 CODED = {
     **dict.fromkeys(COLUMNS, "3lc"),
     **dict.fromkeys(("group", "server, local"), LOCAL),
+    "server, sparse": "sparseloco[h=2]",
+    "server, demo": "demo[inner=any]",
     "server, votes": "terngrad",
 }
 """Designs with a codec that loses something, by column."""
@@ -61,6 +63,17 @@ class Odd(Plain):
         x = self.first(x).relu()
         x = (self.last(x) + self.again(x)) * self.scale @ self.turned
         return x.pow(2).mean() + self.empty.sum()
+
+
+class Typed(Odd):
+    """The same, of another dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.scale.dtype))
 
 
 class Convolved(Plain):

@@ -1,10 +1,9 @@
-"""The DDP hook on three ranks: lossless codecs train as plain DDP does, and replicas are equal bit for bit."""
+"""The DDP hook on three ranks: buckets, packets and sealing change no bit; uneven inputs; compiled models; reports."""
 
 from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,24 +28,14 @@ MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True, **MANY_BUCKETS}
 ZSTD: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "entropy": "zstd"}
 CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "measure_link": False}
-DTYPES = {torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""With the tolerance to plain DDP."""
 Ranks = dict[str, list[Any]]
 
 
-def close(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], tolerance: float = 1e-5) -> None:
-    for name in b:
-        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=name)
-
-
-def run(
-    rank: int, wrap: dict[str, Any], options: dict[str, Any] | None, steps: int = 6, dtype: torch.dtype = torch.float32
-) -> Weights:
-    """Trains with DDP, compressed where there are options; returns the weights."""
-    model = DistributedDataParallel(mlp(dtype=dtype), **wrap)
-    if options is not None:
-        ddp.compress(model, **{"measure_link": False, "gather_mb": 0, **options})
-    train(model, rank, steps)
+def run(rank: int, wrap: dict[str, Any], options: dict[str, Any]) -> Weights:
+    """Trains with DDP, compressed; returns the weights."""
+    model = DistributedDataParallel(mlp(), **wrap)
+    ddp.compress(model, **{"measure_link": False, "gather_mb": 0, **options})
+    train(model, rank, 6)
     return weights(model.module)
 
 
@@ -115,11 +104,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "sealed": (run_sealed,),
     "joined": (run_joined,),
     "compiled": (run_compiled,),
-    **{
-        f"{dtype}, {codec}": (run, {}, None if codec == "plain" else {"codec": codec}, 3, dtype)
-        for dtype in DTYPES
-        for codec in ("plain", "fp32", "3lc")
-    },
 }
 
 
@@ -153,14 +137,6 @@ def test_compiled_models_keep_names_residuals_and_equal_replicas(ranks: Ranks) -
             for ours, plain, first in zip(trained, results["plain"][0], ranks["compiled"][0][how][0], strict=True):
                 torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
                 assert torch.equal(ours, first), how
-
-
-def test_other_dtypes_train_as_plain_ddp(ranks: Ranks) -> None:
-    for dtype, tolerance in DTYPES.items():
-        plain, ours, coded = (ranks[f"{dtype}, {codec}"] for codec in ("plain", "fp32", "3lc"))
-        assert all(value.dtype == dtype for value in ours[0].values())
-        close(ours[0], plain[0], tolerance)
-        assert all(same(result, coded[0]) for result in coded) and not same(coded[0], plain[0]), dtype
 
 
 def test_report_counts_bytes_of_grouped_buckets(ranks: Ranks) -> None:

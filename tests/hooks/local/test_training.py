@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Odd, adamw, batch, inner_optimizer, inner_step, mlp, steps, values
+from tests.hooks.local_runs import adamw, inner_step, mlp, steps, values
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
@@ -134,26 +134,6 @@ def test_delayed_answer_keeps_steps_before_it(design: str) -> None:
     alone = mlp(0)
     twice(0, alone, adamw(alone))
     torch.testing.assert_close(found, values(alone), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "design", ["update", "local-sgd[h=2]", "streaming-diloco[h=4,fragments=2]", "sparseloco[h=2]", "demo"]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_odd_and_later_frozen_parameters_keep_replicas_equal(design: str, dtype: torch.dtype) -> None:
-    def step(model: nn.Module, opt: torch.optim.Optimizer, rank: int, step: int) -> None:
-        if step == 4:
-            model.get_parameter("hidden.weight").requires_grad_(False)
-        x, y = batch(rank, step)
-        opt.zero_grad()
-        nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()  # type: ignore[no-untyped-call]
-        opt.step()
-
-    made = inner_optimizer(design)
-    [one, other], _ = run_cluster(
-        lambda _: Odd().to(dtype), steps(9, step), optimizer=made, design=design, min_numel=16
-    )
-    assert torch.equal(one, other) and one.isfinite().all() and not torch.equal(one, values(Odd().to(dtype)))
 
 
 def test_shared_weights_are_equal_and_local_weights_return() -> None:

@@ -26,13 +26,6 @@ def test_transport_overlap_and_chunks_change_no_bit() -> None:
             assert 0 < residual.abs().max() < weight.values.abs().max(), "the pull's residual: server minus workers"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_replicas_of_other_dtypes_are_equal(dtype: torch.dtype) -> None:
-    results, _ = run_cluster(lambda rank: mlp(rank).to(dtype), steps(4), codec="3lc")
-    assert equal(*results) and results[0]["0.weight"].dtype == dtype
-    assert not torch.equal(results[0]["0.weight"], mlp(0).to(dtype).get_parameter("0.weight"))
-
-
 def test_worker_zero_ends_the_training_for_all() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
         while not opt.finished:
