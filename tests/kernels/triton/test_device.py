@@ -159,7 +159,7 @@ def test_buffers_made_in_inference_mode_work_outside_of_it(device: torch.device)
         assert out.any(), codec
 
 
-@pytest.mark.parametrize("lacking", ["zero_run.counts", "pending.facts"])
+@pytest.mark.parametrize("lacking", ["zero_run.counts", "pending.results"])
 def test_out_of_memory_loses_no_gradient(device: torch.device, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
     codec = tw.codec("3lc")
     values = torch.randn(100).to(device)
