@@ -5,6 +5,7 @@ An inner step takes its learner's pace, and all else takes no time. Cores, codec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -75,9 +76,24 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
                 agenda.advance()
         else:
             list(pool.map(in_step, ranks))
-        list(pool.map(end, ranks))
+        ends = []
+        for rank in ranks:
+            before = server.bytes_received
+            ends.append(pool.submit(end, rank))
+            if decoupled:
+                _settle(server, before)
+        for each in ends:
+            each.result()
         loss = learning.score(mades[0])
         list(pool.map(lambda opt: opt.close(), opts))
     last = [loss for each in losses for loss in each[-WINDOW:]]
     merge = opts[0].last_merge if decoupled else None
     return Loss(loss=loss, training_loss=sum(last) / len(last), versions=None if merge is None else merge.version)
+
+
+def _settle(server: MemoryServer, before: int) -> None:
+    """Waits until a learner has sent its last contributions: they are merged in the order in which they come."""
+    now = before
+    while now == before or now != server.bytes_received:
+        now = server.bytes_received
+        time.sleep(0.2)
