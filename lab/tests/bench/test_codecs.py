@@ -1,4 +1,4 @@
-"""The table of codecs: every row has every figure, raw compressors too; no time is judged."""
+"""The codecs benchmark: every row has every figure, raw compressors too. No test looks at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.results import Results
 
 
-def test_codecs_and_raw_compressors_share_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codecs_bench_tables_codecs_and_compressors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "ids", lambda: ["3lc", "int8"])
     bench = CodecsBench(elements=[20_000], zero_fraction=[0.8, 0.9], turns=1)
     raw = list(peers.installed())
@@ -33,14 +33,14 @@ def test_codecs_and_raw_compressors_share_a_table(monkeypatch: pytest.MonkeyPatc
     assert bench.notes(measured) == ["Raw compressors and codecs without zero runs are measured at 0.9 zeros."]
 
 
-def test_only_what_is_asked_for() -> None:
+def test_codecs_bench_measures_the_given_codecs_alone() -> None:
     cells = CodecsBench(only=["int8"], elements=[9], zero_fraction=[0.5, 0.7]).cells()
     assert [(cell.codec, cell.zero_fraction) for cell in cells] == [("int8", 0.5)]
     with pytest.raises(ConfigError, match="4lc"):
         CodecsBench(only=["4lc"])
 
 
-def test_the_share_of_zeros_is_the_one_asked_for() -> None:
+def test_draw_has_the_given_share_of_zeros() -> None:
     for fraction in (0.6, 0.9, 0.99):
         gradient, residual = draw(100_000, fraction)
         total = np.abs(gradient + residual)

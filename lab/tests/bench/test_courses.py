@@ -1,4 +1,4 @@
-"""What links carry while a run goes on: a sweep over rates, rates by the clock, and how they are written."""
+"""The rates of links during a run: sweeps, rates by the clock, and their names."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def steps_at(sweep: Sweep, seconds: dict[Rate, list[float]]) -> list[float]:
     return elapsed
 
 
-def test_a_sweep_counts_no_step_that_was_under_way_and_ends_by_itself() -> None:
+def test_sweep_leaves_out_steps_under_way_and_ends() -> None:
     sweep = Sweep([FAST, SLOW], seconds=2.0, most=10)
     # The first step at a rate still has messages of the rate before.
     elapsed = steps_at(sweep, {FAST: [9.0, 0.1, *[0.05] * 10], SLOW: [0.05, 7.0]})
@@ -35,19 +35,19 @@ def test_a_sweep_counts_no_step_that_was_under_way_and_ends_by_itself() -> None:
     assert sweep.step_s == pytest.approx([0.05, 2.0]) and len(elapsed) == 12 + 8
 
 
-def test_who_finds_out_about_a_rate_is_given_exchanges_for_it() -> None:
+def test_sweep_leaves_out_exchanges_of_adaptation() -> None:
     sweep = Sweep([FAST, SLOW], seconds=1.0, most=4, settle=5)
     steps_at(sweep, {FAST: [*[2.0] * 4, *[0.1] * 9], SLOW: [*[4.0] * 4, 0.5]})
     assert sweep.step_s == pytest.approx([0.1, 0.5])
 
 
-def test_a_sweep_of_local_updates_counts_whole_periods() -> None:
+def test_sweep_of_local_updates_counts_whole_periods() -> None:
     sweep = Sweep([FAST], seconds=100.0, most=3, period=4)
     elapsed = steps_at(sweep, {FAST: [0.1, 0.1, 0.1, 1.7]})
     assert sweep.step_s == pytest.approx([0.5]) and len(elapsed) == 4 * (2 + 3)
 
 
-def test_rates_by_the_clock_come_again_and_end_with_the_training() -> None:
+def test_stepping_rates_repeat_until_the_end() -> None:
     made = course("100mbit/10mbit@60", limit_s=300.0)
     assert made == Stepping((FAST, SLOW), 60.0, 300.0)
     assert [made.rate(now_s, [1.0]) for now_s in (0.0, 60.0, 119.0, 120.0)] == [FAST, SLOW, SLOW, FAST]
@@ -55,7 +55,7 @@ def test_rates_by_the_clock_come_again_and_end_with_the_training() -> None:
     assert course(None) == Stepping((Rate(None),)) and course("10mbit", 5.0).rate(9.0, [4.0, 6.0]) is None
 
 
-def test_a_limit_ends_local_updates_after_whole_periods_alone() -> None:
+def test_limit_ends_local_updates_after_whole_periods() -> None:
     for link in ("10mbit", "100mbit/10mbit@60"):
         made = course(link, limit_s=5.0, period=3)
         # The exchange is in the third step: what ended after the fourth would count one in four steps.
@@ -65,11 +65,11 @@ def test_a_limit_ends_local_updates_after_whole_periods_alone() -> None:
         ], link
 
 
-def test_links_that_cannot_be_are_refused_before_anything_starts() -> None:
+def test_course_impossible_links_raise_config_error() -> None:
     for link, complaint in (
         ("100mbit/10mbit", "after @ come the seconds"),
-        ("100mbit/none@60", "has a limit at every step"),
-        ("100mbit/10mbit@0", "some time"),
+        ("100mbit/none@60", "needs a limit in each"),
+        ("100mbit/10mbit@0", "above 0"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             HookCell(hook="none", link=link)

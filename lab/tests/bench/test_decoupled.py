@@ -1,4 +1,4 @@
-"""The study of learners that never wait, in tiny sizes: real processes with a death, and the computed clock."""
+"""The study of decoupled learners, in tiny sizes: real processes with a death, and the computed clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_workers_in_step_train_in_the_same_process() -> None:
     assert train(Learning(design="diloco[h=4]", speeds=(1, 1), **TINY), (5, 5)).versions is None
 
 
-def test_a_killed_learner_comes_back_and_the_others_go_on() -> None:
+def test_killed_learner_returns_while_other_learners_continue() -> None:
     learning = Learning(design="decoupled[h=4,fragments=2]", speeds=(1, 1), **TINY)
     found = run(learning, 5.0, choose_links(None), kill_every_s=1.5, tell=lambda text: None)
     assert found.deaths == 2
@@ -35,7 +35,7 @@ def test_a_killed_learner_comes_back_and_the_others_go_on() -> None:
     assert found.loss is not None and found.gap_s is not None and found.merged is not None
 
 
-def test_study_names_its_cells_and_refuses_a_rival_that_never_waits() -> None:
+def test_study_names_its_cells_and_refuses_a_decoupled_rival() -> None:
     cells = DecoupledBench(seeds=2).cells()
     assert [cell.part for cell in cells] == ["goodput"] * 4 + ["deaths"] + ["loss"] * 8
     assert {sum(cell.steps) for cell in cells if cell.steps} == {1920, 768}

@@ -1,4 +1,4 @@
-"""The harness: cells, stored at once, found again, shown as a table and as data."""
+"""The harness: results by cell, stored at once, as tables and as data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def measured_by(bench: Letters, path: Path | None, made: list[str] | None = None
     return measured
 
 
-def test_rows_are_the_cells_and_their_figures(tmp_path: Path) -> None:
+def test_bench_rows_are_cells_with_figures(tmp_path: Path) -> None:
     made: list[str] = []
     bench = Letters()
     measured = measured_by(bench, tmp_path / "file.json", made)
@@ -75,7 +75,7 @@ def test_rows_are_the_cells_and_their_figures(tmp_path: Path) -> None:
     assert [run["job"] for run in data["runs"]] == [{"name": "a"}, {"name": "b"}]
 
 
-def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Path) -> None:
+def test_grid_repeats_failed_cells_alone(tmp_path: Path) -> None:
     path, made = tmp_path / "file.json", list[str]()
     with pytest.raises(KeyboardInterrupt):
         measured_by(Letters(names=("a", "b", "c"), broken="c"), path)

@@ -1,4 +1,4 @@
-"""Measured hooks: every hook gives DDP's mean, and figures come from what was reported."""
+"""Measured hooks: every hook averages as DDP does, and figures come from events."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def outcome(step: float, **changes: Any) -> HookRun:
     return HookRun(**{**usual, **changes})
 
 
-def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
+def test_hooks_table_has_medians_over_seeds() -> None:
     bench = HooksBench(models=["lenet"], hooks=["none", "3lc[s=1.0]"], links=["10mbit", "none"], seeds=2)
     cells = bench.cells()
     steps = {"none": 0.1, "3lc[s=1.0]": 0.02}
@@ -82,7 +82,7 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     assert bench.thin_link() == ("10mbit", "kernel")
 
 
-def test_recipes_are_those_that_train_takes() -> None:
+def test_hook_cells_use_trains_recipes() -> None:
     known = {"model": "byte-transformer-1m", "data": "python-text", "batch": 7}
     job = Job(design="fp32", workers=4, **known)  # type: ignore[arg-type]
     assert HookCell(hook="none", **known).recipe() == replace(job, steps=23).recipe()  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What codecs are measured beside does what it stands for; figures of every codec on real gradients."""
+"""Raw compressors and plain operators beside codecs, and the recorded sample of every codec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire_lab.bench import peers
 from thinwire_lab.bench.sample import sample_codecs
 
 
-def test_raw_compressors_are_called_rightly() -> None:
+def test_raw_compressors_round_trip() -> None:
     values = np.repeat(np.arange(100, dtype=np.float32), 100)
     for name, peer in peers.installed().items():
         packed = peer.encode(values)
@@ -32,7 +32,7 @@ def test_3lc_in_plain_operators_makes_the_codecs_bytes_and_residual() -> None:
         assert context.residual is not None and torch.equal(residual, context.residual)
 
 
-def test_what_is_recorded_of_every_codec_is_what_is_measured() -> None:
+def test_recorded_codec_sample_equals_a_measurement() -> None:
     """Other processors add in another order, and a value at a threshold may fall to its other side."""
     rows = {row.codec: row for row in sample_codecs()}
     assert sorted(rows) == sorted(registry.ids()) == sorted(row.codec for row in recorded())

@@ -1,4 +1,4 @@
-"""Races to an accuracy and to a loss: who is stopped, which rate is taken, and what a table says. Ranks are scripts."""
+"""Races to an accuracy and to a loss: stopped runs, learning rates, and tables. Ranks are scripts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire_lab.bench import race
-from thinwire_lab.bench.cells import HookCell, HookRank
+from thinwire_lab.bench.cells import HookCell, HookRank, rank_command
 from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.options import RUNNERS
 from thinwire_lab.bench.race import Race
-from thinwire_lab.bench.roles import rank_command
 from thinwire_lab.bench.standings import median_curve, reached
 from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.outcome import CurvePoint
@@ -83,7 +82,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_a_slow_hook_is_stopped_and_the_best_time_counts(raced: Any) -> None:
+def test_race_stops_slow_hooks(raced: Any) -> None:
     _, measured, _ = raced({"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5}, **IMAGES)
     runs = list(measured.values())
     assert [run.ended for run in runs] == ["target", "limit", "target", "limit"]
@@ -92,7 +91,7 @@ def test_a_slow_hook_is_stopped_and_the_best_time_counts(raced: Any) -> None:
     assert [runs[1].seconds, runs[3].seconds] == [180.0, 82.5]
 
 
-def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> None:
+def test_race_compares_within_seeds_and_keeps_failed_runs(raced: Any) -> None:
     bench, measured, _ = raced({"3lc": 1.0, "onebit": 0.0, "fp16": 1.5, "topk": -1.0}, **IMAGES | {"seeds": 2})
     assert [run.ended for run in measured.values()] == ["target", "error", "target", "error"] * 2
     ours, crashed, stock, stumbling = bench.standings(measured)
@@ -106,7 +105,7 @@ def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> Non
     assert bench.notes(measured)[-1].endswith("failed: NonFiniteError: holds NaN")
 
 
-def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced: Any) -> None:
+def test_race_to_loss_uses_best_learning_rates_and_whole_periods(raced: Any) -> None:
     paces = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
     bench, measured, ran = raced(paces, **TEXT | {"seeds": 2})
     expected = [(0.002, 0, None), (0.004, 0, None), (0.004, 1, None), (0.004, 0, "10mbit")]
@@ -128,7 +127,7 @@ def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced:
     assert chart is not None and [len(panel.series) for panel in chart.panels] == [3]
 
 
-def test_a_method_that_diverges_is_a_row_and_is_not_timed(raced: Any) -> None:
+def test_race_to_loss_keeps_diverging_methods_without_times(raced: Any) -> None:
     bench, measured, ran = raced({"none": 2.0, "3lc[s=1.0]": -9.4}, **TEXT | {"rates": (0.004,), "steps": 16})
     assert [cell.hook for cell in ran] == ["none", "none", "3lc[s=1.0]"]
     lost = bench.standings(measured)[1]
@@ -144,13 +143,13 @@ def full_run(*points: tuple[int, float, float], loss: float | None, error: str |
     return HookRun(curve=curve, steps_done=9, seconds=1.0, ended="steps", test_loss=loss, lr=0.1, error=error)
 
 
-def test_steps_and_bytes_to_the_target_lie_between_two_evaluations() -> None:
+def test_steps_and_bytes_to_the_target_are_interpolated() -> None:
     points = [(0, 0.0, 4.0), (50, 4000.0, 3.0), (100, 5000.0, 2.0)]
     assert reached(2.5, list(points)) == (75, 4500.0) and reached(9.0, list(points)) == (0, 0.0)
     assert reached(1.0, list(points)) is None
 
 
-def test_a_seed_that_failed_has_an_infinite_loss_all_along() -> None:
+def test_failed_seed_has_an_infinite_loss() -> None:
     runs = [full_run((50, 1.0, 3.0 + at), (100, 2.0, 2.0 + at), loss=2.0 + at) for at in range(2)]
     diverged = full_run((50, 1.0, 1.0), loss=None, error="NonFiniteError: w")
     assert median_curve([*runs, diverged]) == [(50, 1.0, 4.0), (100, 2.0, 3.0)], "the median of 3, 4 and inf"
@@ -158,10 +157,10 @@ def test_a_seed_that_failed_has_an_infinite_loss_all_along() -> None:
     assert median_curve([*runs, nan]) == [(50, 1.0, 4.0), (100, 2.0, 2.0)]
 
 
-def test_races_that_cannot_be() -> None:
+def test_race_impossible_options_raise_config_error() -> None:
     text: dict[str, Any] = {"models": ["byte-transformer-1m"]}
     for options, said in (
-        ({"models": ["lenet", "byte-transformer"]}, "some read text"),
+        ({"models": ["lenet", "byte-transformer"]}, "separately"),
         ({"give_up": 0.5}, r"give_up=0\.5"),
         ({"hooks": ["zip"]}, "'zip'"),
         (text | {"rates": (0.1,), "lr": 0.2}, "--lr"),

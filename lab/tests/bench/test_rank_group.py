@@ -1,4 +1,4 @@
-"""Where ranks run and wait, and in which order links become thin, bytes are counted and gates open."""
+"""A group of ranks: hosts, and the order of thin links, counts and gates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench import roles
+from thinwire_lab.bench import cells
+from thinwire_lab.bench.cells import STOPPED, WARM, Gates, Rank, rank_command
 from thinwire_lab.bench.rank_group import PORT, RankGroup
-from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Rank, rank_command
 from thinwire_lab.engines.namespaces import available
 
 THIN = Rate(10_000_000)
@@ -40,19 +40,19 @@ def command(rank: Rank) -> list[str]:
     return [sys.executable, "-c", SCRIPT, rank_command(rank)[-2]]
 
 
-def test_ranks_of_this_machine_have_no_links() -> None:
+def test_rank_group_without_hosts_has_no_links() -> None:
     with RankGroup([Place]) as group:
         group.start([Rank(rank=rank, **group.where) for rank in range(2)], command)
         found = sorted((event for _, event in group.engine.events(silence_s=60.0)), key=str)
         assert found == [Place(rank=rank, gate=group.gate, device="lo", address="127.0.0.1") for rank in range(2)]
         assert group.master.startswith("127.0.0.1:") and not group.master.endswith(f":{PORT}")
         group.begin(THIN)
-        assert group.traffic() is None and group.end() is None
+        assert group.sent() is None and group.end() is None
         assert sorted(each.name for each in Path(group.gate).iterdir()) == ["stopped", "warm"]
 
 
 @pytest.mark.skipif(not available()[0], reason="needs network namespaces")
-def test_ranks_are_spread_over_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_group_spreads_ranks_over_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, str | None]] = []
     with RankGroup([Place], hosts=["one", "two"]) as group:
         start = group.engine.start
@@ -69,7 +69,7 @@ def test_ranks_are_spread_over_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -
     assert started == [("rank 0", "one"), ("rank 1", "one"), ("rank 2", "two"), ("rank 3", "two")]
 
 
-def test_a_rank_waits_until_its_gate_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_blocks_until_it_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed = threading.Event()
 
     def wait() -> None:
@@ -83,6 +83,6 @@ def test_a_rank_waits_until_its_gate_is_open(tmp_path: Path, monkeypatch: pytest
     gates.open(STOPPED)
     waiting.join()
     gates.wait(STOPPED)  # it stays open for who comes later
-    monkeypatch.setattr(roles, "SILENCE_S", 0.02)
+    monkeypatch.setattr(cells, "SILENCE_S", 0.02)
     with pytest.raises(EngineError, match="'warm'"):
         gates.wait(WARM)

@@ -1,4 +1,4 @@
-"""Ranks that train for real: with a hook, sharded, and for their memory."""
+"""Real training ranks: with a hook, sharded, and for memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire_lab.engines.namespaces import available
 # ---- with a hook
 
 
-def test_one_run_of_a_hook_to_its_target() -> None:
+def test_hook_run_ends_at_its_target() -> None:
     link = "100mbit" if available()[0] else None
     told: list[str] = []
     cell = HookCell(
@@ -44,7 +44,7 @@ def test_one_run_of_a_hook_to_its_target() -> None:
         assert 1_000 < run.sent_bytes_per_step < 30_000
 
 
-def test_one_run_of_local_updates() -> None:
+def test_hook_run_with_local_updates() -> None:
     cell = HookCell(
         hook="local-sgd[h=2]",
         model="byte-transformer",
@@ -65,7 +65,7 @@ def test_one_run_of_local_updates() -> None:
 @pytest.mark.gpu
 @pytest.mark.cuda
 @pytest.mark.parametrize("hook", ["none", "3lc[s=1.5]", "local-sgd[h=4]"])
-def test_ranks_that_share_a_gpu(hook: str) -> None:
+def test_ranks_share_a_gpu(hook: str) -> None:
     run = measure(HookCell(hook=hook, model="byte-transformer", data="python-text", ranks=2, steps=4, device="cuda"))
     assert (run.ended, run.steps_done, run.error) == ("steps", 4, None)
     assert run.seconds_per_step and run.test_loss
@@ -91,7 +91,7 @@ def test_two_sites_behind_thin_links() -> None:
 # ---- for their memory
 
 
-def test_the_table_of_memory_holds_bytes_beyond_plain_ddp() -> None:
+def test_memory_table_has_bytes_beyond_plain_ddp() -> None:
     bench = MemoryBench(hooks=["none", "3lc[s=1.0]"])
     plain, coded = bench.cells()
     runs = {
@@ -105,7 +105,7 @@ def test_the_table_of_memory_holds_bytes_beyond_plain_ddp() -> None:
     assert [cell.steps for cell in steps.cells()] == [6, 6, 6, 12, 90], "local updates exchange three times"
 
 
-def test_two_ranks_hold_parameters_gradients_moments_and_buckets() -> None:
+def test_memory_of_two_ranks_with_plain_ddp() -> None:
     bench = MemoryBench(hooks=["none"], ranks=2, layers=[2, 10])
     run = bench.measure(bench.cells()[0], {}, lambda text: None)
     assert 18 < run.held < 24, "four bytes each, of AdamW two; and DDP's bucket"
@@ -120,7 +120,7 @@ CANNOT_BE: list[tuple[type[Any], dict[str, Any], str]] = [
     (HookCell, {"hook": "none", "warmup": 1}, "1 warm-up"),
     (HookCell, {"hook": "none", "target": 0.5}, "eval_every"),
     (HookCell, {"hook": "none", "model": "resnet8", "data": "python-text"}, "python-text"),
-    (HookCell, {"hook": "none", "batch": 0}, "a batch of 0"),
+    (HookCell, {"hook": "none", "batch": 0}, "batch is 0"),
     (HookCell, {"hook": "none", "device": "cuda:99"}, "device 'cuda:99'"),
     (HookCell, {"hook": "ddp:3lc"}, "'ddp:3lc'"),
     (HookCell, {"hook": "fsdp:none[gather=int8]"}, "leave out gather"),
@@ -133,6 +133,6 @@ CANNOT_BE: list[tuple[type[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "given", "said"), CANNOT_BE)
-def test_what_cannot_be_is_refused_before_anything_is_started(kind: type[Any], given: Any, said: str) -> None:
+def test_impossible_cells_raise_config_error(kind: type[Any], given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         kind(**given)

@@ -1,4 +1,4 @@
-"""What every benchmark stores its results by: found again in a file, and apart where something else is measured."""
+"""The keys under which benchmarks store results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keys(bench: Bench[Any, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_what_is_measured_with_other_options_is_stored_beside(name: str) -> None:
+def test_resume_with_other_options_adds_results(name: str) -> None:
     kind, given = BENCHES[name]
     usual = kind(**given)
     first = keys(usual)

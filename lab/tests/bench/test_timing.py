@@ -1,4 +1,4 @@
-"""Timing side by side: who is called how often, and the loop of what the machine can do."""
+"""Timing side by side: numbers of calls, and the loop of the machine's limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thinwire_lab.bench import timing
 from thinwire_lab.bench.timing import Candidate, side_by_side
 
 
-def test_candidates_take_turns() -> None:
+def test_timing_alternates_candidates() -> None:
     calls: list[str] = []
     candidates = [
         Candidate("a", lambda turn: calls.append(f"a{turn}"), lambda turn: calls.append("prepare")),
@@ -19,7 +19,7 @@ def test_candidates_take_turns() -> None:
     assert calls == [*("prepare", "a-1", "a-1", "finish"), *("prepare", "a0", "a0", "finish"), *("prepare", "a1", "a1")]
 
 
-def test_the_floor_adds_and_scales() -> None:
+def test_two_pass_floor_adds_and_scales() -> None:
     values = np.arange(1000, dtype=np.float32)
     residual = np.full(1000, 2.0, dtype=np.float32)
     timing.two_pass_floor(values, residual)

@@ -1,4 +1,4 @@
-"""What a journal must show: every gradient in exactly one update, versions one by one; and what an audit finds else."""
+"""An audit of a journal: every gradient is in exactly one update, and versions follow each other."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Members, Offer, Plan, TableSpec, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire_lab.chaos.audit import Audit
-from thinwire_lab.chaos.journals import JournalReader
+from thinwire_lab.chaos.audit import Audit, JournalReader
 
 
 def plan(workers: int = 2, consistency: str = "bsp") -> list[AnyEntry]:
@@ -40,29 +39,32 @@ def audited(entries: Sequence[AnyEntry]) -> Audit:
     return audit
 
 
-def test_what_is_wrong_is_found_and_what_is_right_is_not() -> None:
+def test_audit_reports_lost_doubled_and_skipped_gradients_alone() -> None:
     twice: list[AnyEntry] = [took(0, 0), took(1, 0), updated(1), took(0, 1), took(1, 1), updated(2)]
     backup, asp = plan(consistency="backup[1]"), plan(consistency="asp")
     quorum, joined = plan(consistency="quorum[1]"), Joined(at=1.0, rank=1)
     cases: dict[str, tuple[list[AnyEntry], list[str]]] = {
         "in peace": ([*plan(), *twice], []),
         "one died after its gradient": ([*plan(), took(1, 0), took(0, 0), updated(1, 0, 1)], []),
-        "everybody skips": ([*plan(), took(0, 0), took(1, 0), updated(1, -1)], []),
+        "all workers skip": ([*plan(), took(0, 0), took(1, 0), updated(1, -1)], []),
         "a late one, with backup workers": ([*backup, took(0, 0), updated(1, 0), took(1, 0)], []),
         "single pushes": ([*asp, took(1, 0), updated(1, 1), took(1, 1), took(0, 0), updated(2, 0), updated(3, 1)], []),
         "merges": ([*quorum, took(1, 4), took(1, 8), updated(1, 1), took(0, 9), took(0, 9), updated(2, 0)], []),
         "a merge of a dead learner's": ([*quorum, took(0, 4), took(1, 4), joined, updated(1, 0)], []),
-        "nothing to merge": ([*quorum, took(0, 4), updated(1, 0), updated(2, 0)], ["names learner 0, who contributed"]),
-        "not merged": ([*quorum, took(0, 4), took(1, 4), updated(1, 0)], ["lacks what learner 1 had contributed"]),
+        "nothing to merge": (
+            [*quorum, took(0, 4), updated(1, 0), updated(2, 0)],
+            ["names learner 0, which contributed"],
+        ),
+        "not merged": ([*quorum, took(0, 4), took(1, 4), updated(1, 0)], ["lacks learner 1's contributions"]),
         "a server that goes back": ([*plan(), *twice, Began(at=2.0, step=1), *twice[3:]], []),
-        "nobody's": ([*plan(), took(0, 0), updated(1)], ["names worker 1, whose gradient did not come"]),
-        "lost": ([*plan(), took(0, 0), took(1, 0), updated(1, 0)], ["lacks worker 1's gradient, which had come"]),
-        "doubled": ([*plan(), took(0, 0), took(0, 0)], ["worker 0 gave two gradients of step 0"]),
+        "missing": ([*plan(), took(0, 0), updated(1)], ["names worker 1, whose gradient did not arrive"]),
+        "lost": ([*plan(), took(0, 0), took(1, 0), updated(1, 0)], ["lacks worker 1's gradient, which had arrived"]),
+        "doubled": ([*plan(), took(0, 0), took(0, 0)], ["worker 0 sent two gradients of step 0"]),
         "one that was counted": ([*plan(), *twice[:3], took(1, 0)], ["a gradient of step 0 came from worker 1"]),
         "late twice": ([*plan(), took(0, 0), updated(1, 0), took(1, 0), took(1, 0)], ["step 0 came from worker 1"]),
         "a version twice": ([*plan(), *twice, updated(2, 0)], ["from version 2 to 2", "names worker 0"]),
         "a version too far": ([*plan(), *twice, updated(4, -1)], ["table 0 went from version 2 to 4"]),
-        "a push twice, under asp": ([*asp, took(1, 0), updated(1, 1), updated(2, 1)], ["that never came"]),
+        "a push twice, under asp": ([*asp, took(1, 0), updated(1, 1), updated(2, 1)], ["that never arrived"]),
     }
     for name, (entries, expected) in cases.items():
         problems = audited(entries).problems
@@ -71,7 +73,7 @@ def test_what_is_wrong_is_found_and_what_is_right_is_not() -> None:
             assert part in problem, name
 
 
-def test_what_is_counted() -> None:
+def test_audit_counts_missing_late_and_repeated_updates() -> None:
     audit = audited(
         [
             *plan(),
@@ -87,7 +89,7 @@ def test_what_is_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:worker 1 went away:UserWarning")
-def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: Path) -> None:
+def test_audit_of_a_real_shard_whose_worker_dies_finds_no_problem(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     core = ServerCore(min_workers=1)
     journal = Journal(path)
@@ -120,13 +122,13 @@ def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: P
     assert audit.problems == []
     assert (audit.version, audit.missing) == (5, 2)
     without_last = [entry for entry in entries if not (isinstance(entry, Took) and entry.step == 4)]
-    assert "did not come" in audited(without_last).problems[0]
+    assert "did not arrive" in audited(without_last).problems[0]
 
 
-def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
+def test_journal_records_joins_changes_and_returns_to_a_step(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     reader = JournalReader(path)
-    assert list(reader.entries()) == [], "it need not be there yet"
+    assert list(reader.entries()) == [], "the file may not exist yet"
     journal = Journal(path)
     tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
     plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())

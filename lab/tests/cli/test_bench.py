@@ -1,4 +1,4 @@
-"""`thinwire bench`: what is measured is shown and written, an interrupted grid goes on, failures are told."""
+"""`thinwire bench`: output, files, interruptions and failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_interrupted_bench_keeps_its_runs_and_resumes(
     assert [row["held"] for row in written["rows"]] == [10.0, 20.0, 10.0]
 
 
-def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
+def test_bench_reports_unshapeable_links_before_measuring(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cluster, "available", lambda: (False, "no namespaces here"))
@@ -57,9 +57,7 @@ def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
     assert result.err == "error: the kernel cannot shape links here: no namespaces here\n"
 
 
-def test_quick_leaves_what_was_given_also_where_it_is_the_long_runs_own(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pays_quick_keeps_given_options(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PaysBench] = []
     monkeypatch.setattr(bench, "measure", lambda asked, *given, **options: made.append(asked))
     usual = PaysOptions()

@@ -1,4 +1,4 @@
-"""`thinwire demo` and `thinwire inspect` with the lab, and when a command starts itself again."""
+"""`thinwire demo` and `thinwire inspect` with the lab, and restarts of a command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Result
 from thinwire.engines.roles import own_command
 from thinwire.extras import missing
-from thinwire_lab.cli import demo, privileges, running
+from thinwire_lab.cli import demo, running
+from thinwire_lab.engines import system_tools
 from thinwire_lab.workloads.models import models
 
 
-def test_without_matplotlib_there_is_no_picture_unless_it_was_asked_for(
+def test_demo_without_matplotlib_has_no_picture_by_default(
     command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def lacking(what: str, module: str) -> None:
@@ -55,16 +56,16 @@ def test_models_and_data_are_listed(command: Command, tmp_path: Path) -> None:
         assert row["present"] or row["how"], "how to get it"
 
 
-def test_a_command_starts_again_where_that_gives_it_thin_links(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_restarts_for_kernel_links(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
-    monkeypatch.setattr(privileges, "reexec_in_user_namespace", started.append)
+    monkeypatch.setattr(system_tools, "reexec_in_user_namespace", started.append)
     monkeypatch.setattr("sys.argv", ["thinwire", "train", "--link", "10mbit"])
-    monkeypatch.setattr(privileges, "can_unshare", lambda: True)
+    monkeypatch.setattr(system_tools, "can_unshare", lambda: True)
     for link, shaping in ((None, "auto"), ("none", "kernel"), ("10mbit", "application")):
-        privileges.with_privileges(link, shaping)
+        system_tools.with_privileges(link, shaping)
     assert not started, "nothing that the kernel would make"
-    privileges.with_privileges("10mbit", "auto")
+    system_tools.with_privileges("10mbit", "auto")
     assert started == [own_command("train", "--link", "10mbit")]
-    monkeypatch.setattr(privileges, "can_unshare", lambda: False)
-    privileges.with_privileges("10mbit", "auto")
+    monkeypatch.setattr(system_tools, "can_unshare", lambda: False)
+    system_tools.with_privileges("10mbit", "auto")
     assert len(started) == 1, "it would not help"

@@ -40,7 +40,7 @@ def test_every_command_is_listed_and_its_help_has_an_example(command: Command) -
             assert "--json" in command(group, name, "--help").out
 
 
-def test_help_and_misspelt_options_import_neither_torch_nor_what_a_command_computes_with() -> None:
+def test_help_and_misspelt_options_import_no_torch() -> None:
     refusing(
         *(f"{name} --help" for name in sorted(COMMANDS)),
         *(f"{name} --no-such-option" for name in sorted(COMMANDS)),
@@ -80,21 +80,18 @@ def test_misuse_is_one_line_and_status_2(command: Command, tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start(
+def test_missing_data_is_reported_before_processes_start(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*_: object, **__: object) -> None:
         pytest.fail("processes were to be started")
 
     monkeypatch.setattr("thinwire_lab.jobs.processes.run_cluster", started)
-    monkeypatch.setattr("thinwire_lab.bench.hook_runs._Run", started)
     missing = ["--model", "resnet8", "--data", "cifar10", "--data-root", tmp_path]
-    hooks = ["bench", "hooks", "--data", "cifar10", "--data-root", tmp_path, "--links", "none", "--hook", "none"]
     for arguments, status, text in (
         (["train", *missing], 1, "the data set cifar10 is not in .*: thinwire inspect data --download cifar10"),
         (["train", "--data", "digits[train=0]"], 2, r"digits\[train=0\]: .* from 1 to 1347"),
         (["demo", "--data", "digits[test=9000]", "--link", "none"], 2, r".* from 1 to 450"),
-        ([*hooks, "--models", "resnet8"], 1, "the data set cifar10 is not in .*"),
     ):
         result = command(*arguments)
         assert result.status == status and re.fullmatch(f"error: {text}\n", result.err), (arguments, result)

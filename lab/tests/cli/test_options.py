@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a dataclass, and lists of names."""
+"""Commands with options from the fields of a dataclass, and lists of names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from thinwire.errors import ConfigError
 from thinwire_lab.bench import options as bench
-from thinwire_lab.chaos import options as chaos
+from thinwire_lab.chaos import faults as chaos
 from thinwire_lab.cli.options import OPTIONS, takes
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.options import ComparisonOptions
 
 
-def test_every_option_is_of_a_field() -> None:
+def test_takes_makes_an_option_for_every_field() -> None:
     kinds = [ComparisonOptions, *(each for each in (vars(bench) | vars(chaos)).values() if is_dataclass(each))]
     jobs = {field.name for field in fields(Job)}
     assert jobs <= OPTIONS.keys() <= jobs | {field.name for kind in kinds for field in fields(kind)}
@@ -36,14 +36,14 @@ def run(*arguments: str) -> tuple[Any, Job | None]:
     return result, seen[0] if seen else None
 
 
-def test_a_command_is_given_the_job_that_was_asked_for() -> None:
+def test_takes_passes_the_options_as_an_object() -> None:
     _, job = run("--name", "x", "--design", "fp32", "--lr", "0.5", "--servers-on-workers")
     assert job == Job(design="fp32", lr=0.5, servers_on_workers=True)
     _, job = run("--name", "x")
     assert job == Job()
 
 
-def test_a_job_that_cannot_be_and_an_option_that_is_missing() -> None:
+def test_takes_reports_impossible_and_missing_options() -> None:
     result, _ = run("--name", "x", "--steps", "5", "--seconds", "5")
     assert isinstance(result.exception, ConfigError)
     result, _ = run("--design", "fp32")
@@ -57,7 +57,7 @@ class Grid:
     rounds: int = 3
 
 
-def test_lists_with_commas_and_lists_of_repeated_options() -> None:
+def test_takes_lists_with_commas_and_repeated_options() -> None:
     app, seen = typer.Typer(), list[Grid]()
 
     @app.command()
@@ -70,7 +70,7 @@ def test_lists_with_commas_and_lists_of_repeated_options() -> None:
     assert seen == [Grid(), Grid(links=("a", "b[c,d]"), hooks=("x[y,z]", "w"), rounds=7)]
 
 
-def test_a_field_without_an_option_is_our_mistake() -> None:
+def test_takes_field_without_an_option_raises_type_error() -> None:
     @dataclass
     class Strange:
         colour: str = "red"

@@ -1,4 +1,4 @@
-"""Roles by hand and Ctrl-C: the command as a person runs it, in processes of its own."""
+"""Servers and workers as processes of the command, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinwire_lab.jobs.job import Job
 Command = Callable[..., Result]
 
 
-def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: Command, tmp_path: Path) -> None:
+def test_server_and_two_workers_with_certificates_and_tokens(command: Command, tmp_path: Path) -> None:
     certs = tmp_path / "certs"
     assert command("certs", certs, "--workers", 2).status == 0
     files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
@@ -81,7 +81,7 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("after", [1, 60])
-def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: Path) -> None:
+def test_killed_server_restarts_and_all_return_to_a_checkpoint(after: int, tmp_path: Path) -> None:
     """One of two, before its first checkpoint and after some; the run ends as an undisturbed one."""
     job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=120)
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
@@ -120,7 +120,7 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_what_a_worker_warns_of_reaches_whoever_started_it(command: Command) -> None:
+def test_worker_warnings_reach_the_launcher(command: Command) -> None:
     with warnings.catch_warnings(action="always"):
         result = command("train", "--workers", 1, "--steps", 3, "--telemetry", "/dev/full")
     assert result.status == 0

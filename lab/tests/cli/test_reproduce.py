@@ -18,7 +18,7 @@ from thinwire_lab.studies.reproduce.entry import OnProgress, Scale
 Command = Callable[..., Result]
 
 
-def test_the_list_names_everything(command: Command, tmp_path: Path) -> None:
+def test_reproduce_list_names_all_entries(command: Command, tmp_path: Path) -> None:
     result = command("reproduce", "list", "--json", tmp_path / "list.json")
     assert (result.status, result.err) == (0, "")
     assert all(each.id in result.out for each in CATALOG)
@@ -26,7 +26,7 @@ def test_the_list_names_everything(command: Command, tmp_path: Path) -> None:
     assert {each["id"]: each["status"] for each in listed} == {each.id: each.status for each in CATALOG}
 
 
-def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
+def test_reproduce_shows_runs_and_explains_how_to_continue(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     toss_study = entry().study
@@ -37,7 +37,7 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
     result = command(*asked)
     assert result.status == 130
-    again = f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'"
+    again = f"continue with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'"
     assert f"{again}\n" in result.out
     result = command(*asked, "--json", tmp_path / "my shown.json")
     assert f"{again} --json '{tmp_path}/my shown.json'\n" in result.out
@@ -50,7 +50,7 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
 
 
-def test_json_is_not_written_over_what_the_folder_keeps(
+def test_json_over_the_folders_files_raises_config_error(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
@@ -60,7 +60,7 @@ def test_json_is_not_written_over_what_the_folder_keeps(
     assert (tmp_path / "report.html").read_text() == "kept"
 
 
-def test_an_unknown_name_is_told_near_ones(command: Command) -> None:
+def test_reproduce_unknown_name_suggests_similar_names(command: Command) -> None:
     result = command("reproduce", "3lc-figur-6")
     assert result.status == 2 and "did you mean 3lc-figure-6" in result.err
 

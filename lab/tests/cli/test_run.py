@@ -1,4 +1,4 @@
-"""`thinwire run`: a script's ranks in networks of their own, whose bytes are counted and whose failure is its own."""
+"""`thinwire run`: ranks in separate networks, counted bytes, and failures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ sys.exit(3 if sys.argv[1:] == ["--fail"] and os.environ["RANK"] == "1" else 0)
 """
 
 
-def test_ranks_of_a_script_meet_over_thin_links_and_a_failure_is_the_command_s(
-    command: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_run_connects_ranks_over_thin_links_and_fails_with_them(command: Callable[..., Result], tmp_path: Path) -> None:
     if not available()[0]:
         pytest.skip(available()[1])
     script = tmp_path / "script.py"

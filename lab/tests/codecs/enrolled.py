@@ -1,4 +1,4 @@
-"""The lab's codecs and what each claims, for the checklist of `tests/codecs/contract.py`."""
+"""The lab's codecs and their claims, for the checklist of `tests/codecs/contract.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's codecs are held to what the product's are: the same suites, with the lab's list and golden frames."""
+"""The product's codec suites with the lab's codecs and golden frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_labs_codecs_keep_the_contract() -> None:
+def test_lab_codecs_keep_the_contract() -> None:
     suites = [f"tests/codecs/test_{name}.py" for name in ("contract", "contexts", "golden")]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *suites],

@@ -1,4 +1,4 @@
-"""`qsgd`, `dithering`, `truncate`: levels, buckets and bits beyond what the contract asks of all."""
+"""`qsgd`, `dithering`, `truncate`: levels, buckets and bits, beyond the contract."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_qsgd_has_a_norm_for_each_bucket() -> None:
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_buckets_of_one_value_lose_nothing(norm: str) -> None:
-    """TernGrad §3.3: with a bucket of its own a value is its own scale."""
+def test_qsgd_buckets_of_one_value_are_exact(norm: str) -> None:
+    """TernGrad §3.3: in a bucket of one value the value is the scale."""
     tensor = normal(100)
     assert torch.equal(tw.decode(tw.codec("qsgd", levels=1, norm=norm, bucket=1).encode(tensor)), tensor)
 
@@ -56,7 +56,7 @@ def test_truncation_is_toward_zero_and_only_of_low_bits() -> None:
             assert np.array_equal(decoded.numpy().view(np.uint64), wide.numpy().view(np.uint64) & mask)
 
 
-def test_payloads_that_no_encoder_writes() -> None:
+def test_impossible_payloads_raise_frame_error() -> None:
     cases: list[tuple[Frame, str]] = [
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 0, 8) + b"\7"), "0 levels"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 0) + b"\7"), "buckets of 0"),
@@ -76,7 +76,7 @@ def test_payloads_that_no_encoder_writes() -> None:
             tw.decode(tw.frames.pack(frame))
 
 
-def test_options_say_what_is_allowed() -> None:
+def test_wrong_options_raise_config_error_with_allowed_values() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("qsgd", {"levels": 0}),
         ("qsgd", {"bucket": 0.5}),

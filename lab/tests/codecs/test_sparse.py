@@ -1,4 +1,4 @@
-"""`threshold` and `randomk`: the papers' numbers, and the lies that their payloads could tell."""
+"""`threshold` and `randomk`: the papers' numbers, and impossible payloads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
 SIGNS = Frame("threshold", "fp32", (10,), (0.5,), int(Flags.OPTION_B), bytes([2, 1 | 3 << 4, 0b01000000]))
 
 
-def test_signs_that_no_encoder_writes() -> None:
+def test_impossible_signs_raise_frame_error() -> None:
     assert int(tw.decode(forged(SIGNS)).count_nonzero()) == 2
     cases: list[tuple[bytes, str]] = [
         (forged(SIGNS, bytes([2, 1 | 3 << 4, 0b01100000])), "behind the last"),
@@ -95,7 +95,7 @@ def test_randomk_refuses_a_key_that_chooses_another_number_of_values() -> None:
         tw.decode(forged(parsed, scales=(1.0,)))
 
 
-def test_options_say_what_is_allowed() -> None:
+def test_wrong_options_raise_config_error_with_allowed_values() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("threshold", {"fraction": -0.1}),
         ("threshold", {"tau": 0.0}),

@@ -14,7 +14,7 @@ from tests.codecs.test_stochastic import mean_of
 from thinwire.frames import Flags, Frame
 
 
-def test_mqe1_of_the_worked_example() -> None:
+def test_mqe1_encodes_the_worked_example() -> None:
     v = torch.tensor([0.5, -0.2, 0.0, -0.6, 0.1])
     context = tw.codec("mqe1").context(v)
     frame = context.encode(v)
@@ -41,14 +41,14 @@ def test_mqe1_takes_means_along_an_axis() -> None:
                 assert torch.allclose(decoded.select(axis, index), tw.decode(alone.encode(part)), rtol=1e-6, atol=0)
 
 
-def test_mqe1_refuses_what_is_no_axis() -> None:
+def test_mqe1_wrong_axis_raises_config_error() -> None:
     cases: list[Any] = [1.0, "columns", True, 32, -33]
     for axis in cases:
         with naming(f"axis={axis!r}"), pytest.raises(tw.ConfigError, match="allowed are None"):
             tw.codec("mqe1", axis=axis)
 
 
-def test_mqe1_refuses_means_that_no_encoder_sends() -> None:
+def test_mqe1_impossible_means_raise_frame_error() -> None:
     cases: list[tuple[Frame, str]] = [
         (Frame("mqe1", "fp32", (3,), (0.5, 1.0), 0, b"\0"), "positive"),
         (Frame("mqe1", "fp32", (3,), (-0.5, -1.0), 0, b"\0"), "positive"),
@@ -72,6 +72,6 @@ def test_qsgd_ds_sends_the_norm() -> None:
 
 
 @pytest.mark.parametrize("id", ["stoch3", "qsgd-ds"])
-def test_options_say_what_is_allowed(id: str) -> None:
+def test_wrong_options_raise_config_error_with_allowed_values(id: str) -> None:
     with pytest.raises(tw.ConfigError, match="allowed are"):
         tw.codec(id, packing="3bit")

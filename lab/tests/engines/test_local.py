@@ -1,4 +1,4 @@
-"""Processes start, report, fail loudly and never stay behind, however their launcher ends."""
+"""Local processes start, report, fail with their output, and end with their launcher."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def report(event: Event) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet collected does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -64,14 +64,14 @@ def children_of(parent: int) -> set[int]:
 
 
 def wait_until_gone(pids: list[int]) -> list[int]:
-    """Those that are still there when patience ends."""
+    """Returns the processes that still run after `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
 
 
-def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
+def test_engine_error_quotes_a_failed_processs_output() -> None:
     unknown, wrong = '{"event": "no such"}', '{"event": "step", "step": "x"}'
     printed = ("warming up", "[1, 2]", "{broken", '{"step": 1}', unknown, wrong)
     noise = "; ".join(f"echo '{line}'" for line in printed) + "; echo 'ValueError: bad gradient' >&2; exit 3"
@@ -86,7 +86,7 @@ def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
         assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
 
 
-def test_waiting_for_what_never_comes_ends() -> None:
+def test_engine_wait_for_an_absent_event_raises_engine_error() -> None:
     with LocalEngine(KINDS) as engine:
         engine.start("server", sh(f"echo loading >&2; {FOREVER}"))
         with pytest.raises(EngineError, match=r"server did not report Up within 0.2 s\nserver was running"):
@@ -113,7 +113,7 @@ def test_a_process_that_fails_is_started_again_with_another_command() -> None:
             list(engine.events())
 
 
-def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_adds_to_the_inherited_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     show = 'echo "{\\"event\\": \\"seen\\", \\"text\\": \\"$INHERITED $OMP_NUM_THREADS $OURS\\"}"'
@@ -123,7 +123,7 @@ def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.M
             assert list(engine.events()) == [("worker 0", Seen(text=seen))], ours
 
 
-def test_whoever_ignores_the_request_to_go_is_killed_with_its_own_children() -> None:
+def test_engine_stop_kills_stubborn_processes_and_their_children() -> None:
     stubborn = f'trap \'\' TERM; sleep 600 & echo "{{\\"event\\": \\"up\\", \\"child\\": $!}}"; wait; {FOREVER}'
     with LocalEngine(KINDS, grace_s=0.1) as engine:
         engine.start("worker 0", sh(stubborn))
@@ -190,7 +190,7 @@ def end_launcher(signum: signal.Signals, asked: Path) -> None:
         assert launcher.returncode == -signum
 
 
-def test_a_sampler_watches_until_it_is_left() -> None:
+def test_sampler_samples_until_its_block_ends() -> None:
     def seen_s() -> float:
         return sampler.samples[-1].processor_s["own"] - sampler.samples[0].processor_s["own"] if sampler.samples else 0
 

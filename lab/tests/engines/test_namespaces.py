@@ -1,4 +1,4 @@
-"""Links made by the kernel really carry what they should, count every byte, and vanish."""
+"""Links of the kernel limit rates, count every byte, and end with their launcher."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 from thinwire.errors import EngineError
 from thinwire.transports.links import Rate, parse_rate
 from thinwire_lab.engines import namespaces
-from thinwire_lab.engines.namespaces import Fabric, available
-from thinwire_lab.engines.queues import qdisc
+from thinwire_lab.engines.namespaces import Fabric, available, qdisc
 from thinwire_lab.engines.system_tools import can_unshare
 
 TEN_MBIT = parse_rate("10mbit")
@@ -61,7 +60,7 @@ def fabric(_permitted: None) -> Iterator[Fabric]:
 
 
 def transfer(fabric: Fabric, senders: list[str], nbytes: int) -> list[float]:
-    """Each sender sends `nbytes` to the server, all at once; the seconds that each needed."""
+    """Sends `nbytes` from each sender to the server, all at once; returns the seconds of each."""
     address = fabric.addresses["server"]
     receive = fabric.inside("server", [sys.executable, "-c", RECEIVE, address, str(len(senders))])
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as server:
@@ -79,18 +78,18 @@ def transfer(fabric: Fabric, senders: list[str], nbytes: int) -> list[float]:
 
 
 def holders_of(fabric: Fabric) -> list[int]:
-    """The processes that keep the fabric's namespaces, each checked to be in one of its own."""
+    """Returns the processes that hold the fabric's namespaces, after a check that all namespaces differ."""
     pids = [holder.pid for holder in fabric._holders.values()]
     assert len({os.readlink(f"/proc/{pid}/ns/net") for pid in [*pids, os.getpid()]}) == len(pids) + 1
     return pids
 
 
-def test_a_link_limits_what_a_host_receives(fabric: Fabric) -> None:
+def test_link_limits_a_hosts_receiving(fabric: Fabric) -> None:
     nbytes = 150_000
     assert max(transfer(fabric, ["worker 0", "worker 1"], nbytes)) >= 0.95 * 2 * nbytes * 8 / 10e6
 
 
-def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> None:
+def test_link_cut_one_way_or_both_keeps_counters(fabric: Fabric) -> None:
     call = "import socket, sys; print(socket.create_connection((sys.argv[1], 5001), 0.7).recv(1))"
     answer = (
         "import socket\ns = socket.create_server(('', 5001))\nprint(flush=True)\nwhile True: s.accept()[0].send(b'k')"
@@ -109,14 +108,14 @@ def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> Non
             before = fabric.sent("worker 0").nbytes, fabric.received("worker 0").nbytes
             fabric.cut("worker 0", way)
             assert not passes(), way
-            fabric.set_rate("worker 0", TEN_MBIT)
+            fabric.set_rates({"worker 0": TEN_MBIT})
             assert passes(), way
             assert fabric.sent("worker 0").nbytes > before[0] and fabric.received("worker 0").nbytes > before[1], way
         server.kill()
 
 
-def test_packets_that_wait_while_a_link_becomes_slower_still_leave(fabric: Fabric) -> None:
-    """A queue keeps its packets; one that is larger than its new burst would stay for ever, and all behind it."""
+def test_slower_link_delivers_queued_packets(fabric: Fabric) -> None:
+    """A queue keeps its packets; a packet larger than the new burst would block all packets behind it."""
     nbytes, senders = 4_000_000, 4
     rates = [parse_rate(rate) for rate in ("100mbit", "50mbit", "200mbit", "20mbit", "100mbit", "10mbit", "30mbit")]
     fabric.set_rates(dict.fromkeys(fabric.addresses, rates[0]))
@@ -154,7 +153,7 @@ def test_closing_leaves_no_process_and_no_namespace(fabric: Fabric) -> None:
         fabric.sent("server")
 
 
-def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fabric_failure_explains_itself_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuse = tmp_path / "refuse"
     refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refuse.chmod(0o755)
@@ -191,7 +190,7 @@ print("shaped")
 
 def test_an_ordinary_user_gets_links_in_a_user_namespace() -> None:
     source = str(Path(namespaces.__file__).parents[2])
-    uid = 65534 if os.geteuid() == 0 else None  # nobody
+    uid = 65534 if os.geteuid() == 0 else None  # a user without rights
     # Root's own interpreter and sources may be out of an ordinary user's reach.
     for python in (sys.executable, "/usr/bin/python3"):
         look = [python, "-c", "import sys, thinwire_lab.engines.namespaces; assert sys.version_info >= (3, 11)"]

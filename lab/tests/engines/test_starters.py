@@ -1,4 +1,4 @@
-"""Processes by a fork: streams, exit codes, signals, environment and namespaces as of a program of its own."""
+"""Forked processes: streams, exit codes, signals, environment and namespaces like those of programs."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def command(*arguments: str) -> list[str]:
 
 
 def ended(process: Process) -> tuple[str, str, int]:
-    """What it said, what it complained of, and how it ended."""
+    """Returns standard output, standard error, and the exit status."""
     assert process.stdout is not None and process.stderr is not None
     with process.stdout as said, process.stderr as complaint:
         return said.read(), complaint.read(), process.wait()
 
 
-def test_a_fork_is_a_process_of_its_own(forks: Forks) -> None:
+def test_fork_has_its_own_streams_environment_and_session(forks: Forks) -> None:
     said, complaint, status = ended(forks.start(command("show", "a b"), {"OURS": "1"}, []))
     assert said.endswith("'show', 'a b'] 1 True True True\n") and (complaint, status) == ("complaint\n", 3)
     _, complaint, status = ended(forks.start(command("show"), {}, []))
-    assert "KeyError: 'OURS'" in complaint and status == 1, "what one fork is told, the next is not"
+    assert "KeyError: 'OURS'" in complaint and status == 1, "the next fork has another environment"
     assert ended(forks.start([sys.executable, "-c", "raise SystemExit(4)"], {}, [])) == ("", "", 4), "a program"
 
 
-def test_it_is_stopped_and_killed_like_any_other(forks: Forks) -> None:
+def test_fork_receives_signals_and_ends_with_the_engine(forks: Forks) -> None:
     with LocalEngine(KINDS, starter=forks, grace_s=1.0) as engine:
         engine.start("worker 0", command("sleep", "with a child"), optional=True)
         engine.wait_for("worker 0", Up, PATIENCE_S)
@@ -79,7 +79,7 @@ def test_it_is_stopped_and_killed_like_any_other(forks: Forks) -> None:
     assert wait_until_gone([pid]) == []
 
 
-def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_failure_raises_engine_error_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     (tmp_path / "busy.py").write_text(beside)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Outcomes as they might be, for tests of what is made of them."""
+"""Sample outcomes for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed ends with the bits of one that never was; files that do not fit are refused."""
+"""A resumed run ends with the bits of an undisturbed one; wrong files raise ConfigError."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
         checkpointers.append(checkpointer)
         servers.append(MemoryServer(serving(core, checkpointer=checkpointer)))
     results: list[Any] = [None] * job.workers
-    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
-    # everybody's, builds its own before the other threads may touch the generator.
+    # torch has one random generator in a process, and models are built with it: worker 0, which sends the
+    # initial weights, builds its model before other threads use the generator.
     built = threading.Event()
 
     def connections() -> list[str | Connection]:
@@ -79,7 +79,7 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
     return results
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     """Momentum SGD at the server (3LC) and at the workers (DoubleSqueeze), residuals and bounds on lags both ways.
 
     Dropout's masks go on where they were.
@@ -104,8 +104,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
         assert more == 4 * (now["values_pull"] - before["values_pull"]) in (0, 4 * whole.parameters)
 
 
-def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
-    """Of an elastic run: whoever died before begins with the shards' parameters, and its own files are in the way."""
+def test_newest_step_with_enough_workers_checkpoints(tmp_path: Path) -> None:
+    """In an elastic run a dead worker begins with the shards' parameters, without its old files."""
     checkpoints, job = RunCheckpoints(folder=tmp_path, every=10, resume=True), Job(workers=3)
     files = {checkpoints.server(0): (20, 30), checkpoints.worker(0): (20, 30), checkpoints.worker(1): (20, 30)}
     for path, steps in {**files, checkpoints.worker(2): (5, 10)}.items():
@@ -117,7 +117,7 @@ def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
     assert checkpoints.newest(job, 2) == 30
     late = Job(workers=2)
     checkpoint.write(checkpoints.worker(1), "any", 40, {})
-    assert checkpoints.newest(late, 1) == 30, "which all have, and nobody loses anything"
+    assert checkpoints.newest(late, 1) == 30, "the step of all workers"
     assert checkpoints.forget_lacking(job, 30) == [2] and checkpoints.forget_lacking(job, None) == []
     assert checkpoint.steps_in(checkpoints.worker(1)) == [40, 30]
     assert checkpoint.steps_in(checkpoints.worker(0)) == [30, 20] and not checkpoint.files_at(checkpoints.worker(2))
@@ -125,7 +125,7 @@ def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
     assert options[0][-1:] == ["--resume=30"] and options[1][-1] == "10"
 
 
-def test_another_run_is_refused(tmp_path: Path) -> None:
+def test_resume_of_another_run_raises_config_error(tmp_path: Path) -> None:
     checkpoints = WorkerCheckpoint(path=tmp_path / "file", every=1, resume=True)
     checkpoint.write(checkpoints.path, "worker", 7, checkpoints.state(Job(steps=50), 0, {}))
     assert checkpoints.read(Job(steps=50, link="10mbit"), 0) is not None
@@ -142,7 +142,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrote", [False, True])
-def test_states_of_another_run_that_wrote_to_the_same_file_do_not_count(wrote: bool, tmp_path: Path) -> None:
+def test_resume_ignores_states_of_another_run_in_the_file(wrote: bool, tmp_path: Path) -> None:
     job, path = Job(design="3lc", workers=2, steps=50), tmp_path / "worker.checkpoint"
     for step in (30, 40):
         checkpoint.write(path, KIND, step, WorkerCheckpoint.state(job, 0, {"whose": "another run's"}))

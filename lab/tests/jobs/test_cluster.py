@@ -1,4 +1,4 @@
-"""Who makes the links thin, which nodes cannot be shared, and what is started where, also again."""
+"""The choice of links, shared nodes, and the start and restart of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire_lab.jobs import cluster
 from thinwire_lab.jobs.cluster import Place, choose_links, run_cluster
 
 
-def test_who_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_links_by_wish_and_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "available", lambda: (True, ""))
     assert choose_links("10mbit").shaping == "kernel"
     assert choose_links("10mbit", "application").shaping == "application"
@@ -23,11 +23,11 @@ def test_who_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_links("10mbit", "kernel")
 
 
-def test_nodes_that_cannot_be_shared() -> None:
+def test_servers_on_workers_with_application_shaping_raises_config_error() -> None:
     def shared(servers: int) -> Roles:
         return Roles(workers=2, worker=lambda *_: ["worker"], servers=servers, servers_on_workers=True)
 
-    with pytest.raises(ConfigError, match="application shaping gives each process a link of its own"):
+    with pytest.raises(ConfigError, match="share its link only with kernel shaping"):
         run_cluster(shared(2), Place(links=choose_links("10mbit", "application")), [], lambda *_: None)
     with pytest.raises(ConfigError, match="3 servers on the nodes of 2 workers"):
         shared(3)

@@ -1,4 +1,4 @@
-"""Options of a run: refused where they cannot be, completed by the recipe, told as text."""
+"""Options of a run: impossible ones raise ConfigError, and the recipe completes the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire_lab.jobs.devices import device
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import find_device
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"steps": 10, "seconds": 1.0}, "not both"),
@@ -31,16 +30,16 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_impossible_options_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_impossible_options_raise_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, name in IMPOSSIBLE:
         with pytest.raises(ConfigError, match=name):
             Job(**options)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [device(name).index for name in ("cpu", "cuda", "cuda:1")] == [None, None, 1]
+    assert [find_device(name).index for name in ("cpu", "cuda", "cuda:1")] == [None, None, 1]
 
 
-def test_the_recipe_fills_in_what_was_not_given() -> None:
+def test_job_takes_missing_settings_from_the_recipe() -> None:
     expected = recipe("mlp", "digits", design="fp32")
     found = Job(design="fp32", workers=3).recipe()
     assert (found.workers, found.batch, found.lr, found.steps) == (3, expected.batch, expected.lr, expected.steps)
@@ -53,8 +52,8 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert Job(design="3lc[s=1.75]").full_design().up.config()["sparsity"] == 1.75
 
 
-def test_workers_begin_alike_and_read_different_examples() -> None:
-    first, second = (workload(Job(workers=2), rank) for rank in (0, 1))
+def test_workers_have_equal_weights_and_different_examples() -> None:
+    first, second = (Job(workers=2).workload(rank) for rank in (0, 1))
     pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     assert not torch.equal(next(first.batches)[0], next(second.batches)[0])

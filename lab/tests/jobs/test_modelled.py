@@ -1,4 +1,4 @@
-"""A run with a computed clock: the bits of any other run, in the time that its links say."""
+"""A run with a computed clock: the bits of other runs, and the time of its links."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def job(**changes: object) -> Job:
     return Job(**given)  # type: ignore[arg-type]  # of a test's own making
 
 
-def test_weights_and_bytes_are_those_of_other_runs() -> None:
+def test_modelled_run_has_the_weights_and_bytes_of_other_runs() -> None:
     others = ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True})
     for changes in (*others, {"dropout": 0.25}):
         ours, plain = modelled.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
@@ -23,7 +23,7 @@ def test_weights_and_bytes_are_those_of_other_runs() -> None:
         assert (ours.shaping, ours.link, ours.in_process) == ("modelled", "100mbit", True)
 
 
-def test_a_thin_link_says_how_long_a_step_is() -> None:
+def test_modelled_link_decides_the_seconds_of_a_step() -> None:
     outcome = modelled.run(job(link="1mbit"))
     pushes = 8 * outcome.wire_bytes_push / 4 / 1e6  # seconds in which a step's gradients cross the server's link
     # Updates come back while later gradients leave, or after them; computing is a matter of milliseconds.
@@ -32,7 +32,7 @@ def test_a_thin_link_says_how_long_a_step_is() -> None:
     assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_modelled_run_impossible_options_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="budget"):
         modelled.run(job(steps=None, seconds=3.0))
     gpu = job()
@@ -63,7 +63,7 @@ def arrivals(
     return arrived
 
 
-def test_messages_queue_where_a_link_is_shared_and_nowhere_else() -> None:
+def test_modelled_messages_queue_on_shared_links_alone() -> None:
     cases = {
         "one": ([("a", "s", 0.5)], [1.5]),
         "one sender's follow each other": ([("a", "s", 0.0), ("a", "t", 0.0)], [1.0, 2.0]),
@@ -76,7 +76,7 @@ def test_messages_queue_where_a_link_is_shared_and_nowhere_else() -> None:
     assert arrivals([("a", "s", 0.0)], rate=None, latency_s=0.25) == [0.25]
 
 
-def test_a_burst_passes_at_once_after_a_pause() -> None:
+def test_modelled_burst_passes_at_once_after_a_pause() -> None:
     half = SECOND * 1514 / TCP_PAYLOAD_NBYTES / 2
     cases = {
         "one sender's follow each other": ([("a", "s", 0.0), ("a", "t", 0.0)], [0.5, 1.5]),

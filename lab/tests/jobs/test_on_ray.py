@@ -1,4 +1,4 @@
-"""A run whose servers and workers are Ray's actors: what is refused before anything starts, and the run itself."""
+"""A run with Ray's actors as servers and workers, and its impossible options."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import pytest
 
 import thinwire as tw
 from lab.tests.jobs.test_processes import equal_parts
+from thinwire.engines import ray_cluster
 from thinwire.engines.events import Event, Restarted
 from thinwire.engines.ray_cluster import RayCluster
 from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError
 from thinwire_lab.cli import running
-from thinwire_lab.jobs import in_process, on_ray
+from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.checkpoints import RunCheckpoints
 from thinwire_lab.jobs.events import Checkpointed
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.on_ray import run_on_ray
+from thinwire_lab.jobs.processes import run_on_ray
 
 
-def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_missing_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     sentence = r"the Ray engine needs ray, which is not installed: pip install 'thinwire\[ray\]'"
     for start in (
@@ -41,7 +42,7 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.Monke
 def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:
     """Kills actors at once, when worker 0 has written a checkpoint.
 
-    All go back to one step then. A worker that dies alone goes on where the others are, without its residual.
+    All go back to one step then. A worker that dies alone continues at the step of the others, without its residual.
     """
     if isinstance(event, Checkpointed) and event.rank == 0 and event.step >= 40 and victims:
         pids = engine[0].actor_pids
@@ -53,7 +54,7 @@ def striking(engine: list[RayEngine], victims: list[str], process: str, event: E
 @pytest.mark.frameworks
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
-def test_actors_that_are_killed_come_back_and_the_weights_are_those_of_an_undisturbed_run(
+def test_ray_restarts_killed_actors_with_the_undisturbed_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=400)
@@ -69,7 +70,7 @@ def test_actors_that_are_killed_come_back_and_the_weights_are_those_of_an_undist
         seen.append((process, event))
         striking(engines, victims, process, event)
 
-    monkeypatch.setattr(on_ray, "RayEngine", opened)
+    monkeypatch.setattr(ray_cluster, "RayEngine", opened)
     outcome = run_on_ray(
         job,
         cluster=RayCluster(),
@@ -87,7 +88,7 @@ def test_actors_that_are_killed_come_back_and_the_weights_are_those_of_an_undist
 
 
 def takes_steps(steps: int, rank: int, servers: list[str]) -> tuple[int, float]:
-    """A training of one's own, in an actor."""
+    """Trains in an actor."""
     import torch
     from torch import nn
 
@@ -108,7 +109,7 @@ def takes_steps(steps: int, rank: int, servers: list[str]) -> tuple[int, float]:
 @pytest.mark.frameworks
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
-def test_a_function_of_ones_own_is_the_workers() -> None:
+def test_ray_launch_runs_a_function_as_worker() -> None:
     (first, one), (second, other) = tw.ray.launch(partial(takes_steps, 30), workers=2, servers=2)
     assert (first, second) == (0, 1) and one == other
     with pytest.raises(

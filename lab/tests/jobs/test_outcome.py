@@ -1,4 +1,4 @@
-"""What the workers' outcomes are summed up to."""
+"""The summary of the workers' outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire_lab.jobs.outcome import summarise
 JOB = Job(workers=3, steps=5)
 
 
-def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
+def test_summary_sums_workers_and_counts_all_payload() -> None:
     found = summarise(JOB, [worker_outcome(rank) for rank in range(3)], rate=Rate(None), shaping="none")
     assert (found.payload_bytes_push, found.payload_bytes_pull) == (300, 900)
     assert (found.wire_bytes_push, found.wire_bytes_pull) == (450, 1050)
@@ -31,7 +31,7 @@ def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
         summarise(JOB, [worker_outcome(0), worker_outcome(1, weights="abd")], rate=Rate(None), shaping="none")
 
 
-def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step() -> None:
+def test_summary_of_local_steps_counts_bits_per_parameter_and_step() -> None:
     """5 steps of 2,000 parameters at each worker, of which 1,000 values have travelled."""
     for design, policy in (("local-sgd[h=10]", None), ("fp32", "ssp[2]")):
         job = Job(design=design, consistency=policy, workers=3, steps=5)
@@ -41,7 +41,7 @@ def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step() ->
         assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
 
 
-def test_where_worker_zero_was_lost_scores_are_of_the_lowest_rank_that_evaluated() -> None:
+def test_summary_without_worker_0_takes_the_lowest_ranks_scores() -> None:
     others = [worker_outcome(1), worker_outcome(2, test_accuracy=0.75, test_loss=0.5, seconds=3.0)]
     found = summarise(JOB, others, rate=Rate(None), shaping="none")
     assert (found.test_accuracy, found.test_loss, found.seconds, found.lost_workers) == (0.75, 0.5, 3.0, 1)

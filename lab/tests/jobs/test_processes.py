@@ -1,4 +1,4 @@
-"""One run, end to end: processes, outcome, and bytes that the kernel counted too."""
+"""One run, end to end: processes, outcome, and the kernel's count of bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
 
 
 class Finished:
-    """A run of two workers and a server behind thin links, and what its processes reported."""
+    """A run of two workers and a server behind thin links, and its events."""
 
     def __init__(self) -> None:
         self.job = Job(design="3lc[s=1.0]", workers=2, steps=40, link="100mbit", seed=3)
@@ -35,7 +35,7 @@ def finished() -> Finished:
     return Finished()
 
 
-def test_the_outcome_counts_the_bytes_that_the_kernel_counts(finished: Finished) -> None:
+def test_outcome_counts_the_kernels_bytes(finished: Finished) -> None:
     outcome = msgspec.to_builtins(finished.outcome)
     assert (outcome["design"], outcome["workers"], outcome["steps"], outcome["seed"]) == ("3lc[s=1.0]", 2, 40, 3)
     assert outcome["link"] == "100mbit"
@@ -52,7 +52,7 @@ def test_the_outcome_counts_the_bytes_that_the_kernel_counts(finished: Finished)
 
 
 def equal_parts(outcome: RunOutcome, other: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both outcomes without what processes and links make different."""
+    """Returns both outcomes without the figures of processes and links."""
     both = msgspec.to_builtins(outcome), msgspec.to_builtins(other)
     # Sessions over gRPC may outlive their connections, and send a little more for it.
     words = (
@@ -70,14 +70,14 @@ def equal_parts(outcome: RunOutcome, other: RunOutcome) -> tuple[dict[str, Any],
     return one, two
 
 
-def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
+def test_run_in_one_process_has_the_same_weights(finished: Finished) -> None:
     inside = in_process.run(replace(finished.job, link=None))
     assert inside.in_process is True and inside.shaping == "none"
     one, other = equal_parts(inside, finished.outcome)
     assert one == other and one["weights"] and one["steps"] == 40
 
 
-def test_a_server_on_every_workers_node() -> None:
+def test_servers_on_workers_share_their_links() -> None:
     """Two nodes, two workers, two shards: the same weights as elsewhere, and less on the wire."""
     job = Job(design="fp32", workers=2, steps=10, placement="uniform", servers_on_workers=True)
     together = run(job, place=Place(links=choose_links(None, "kernel" if available()[0] else "auto")))
@@ -91,15 +91,15 @@ def test_a_server_on_every_workers_node() -> None:
         assert crossed == pytest.approx((together.wire_bytes_push + together.wire_bytes_pull) / 2, rel=0.05)
 
 
-def test_a_worker_that_fails_ends_the_run_with_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a bad data folder on one machine; the server is stopped as well."""
+def test_failed_worker_ends_the_run_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with a bad data folder ends the run, and the server stops."""
     usual = worker_arguments
     monkeypatch.setattr(processes, "worker_arguments", lambda *a: [*usual(*a), "--no-such-option"])
     with pytest.raises(EngineError, match=r"worker 0 ended with exit status 2(.|\n)*stopped: .*server"):
         run(Job(workers=1, steps=5))
 
 
-def test_a_workers_command_line_says_all_of_the_job() -> None:
+def test_worker_arguments_contain_the_whole_job() -> None:
     given: dict[str, Any] = {"design": "int8", "workers": 3, "steps": 9, "seed": 4, "batch": 2, "lr": 0.5}
     given |= {"eval_every": 1.5, "data_root": "/data", "consistency": "ssp[staleness=2]", "compression": "by-shape"}
     command, *rest = worker_arguments(Job(**given, servers=2), 2, ["10.0.0.1:7070", "10.0.0.2:7070"])
@@ -114,7 +114,7 @@ def test_a_workers_command_line_says_all_of_the_job() -> None:
     assert {"--seconds", "--servers", "--link"}.isdisjoint(named), "what was not given is the recipe's"
 
 
-def test_servers_are_told_what_to_do_about_workers_that_die() -> None:
+def test_elastic_options_reach_the_servers() -> None:
     with pytest.raises(ConfigError, match="min-workers 3"):
         run(Job(workers=2, steps=1), elastic=Elastic(min_workers=3))
     given = Elastic(min_workers=2, worker_grace_s=3.0)

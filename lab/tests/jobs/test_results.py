@@ -1,4 +1,4 @@
-"""Stored results: found by their job, replaced, kept apart from other files."""
+"""Stored results: found by job, replaced, separate from other files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Speed(msgspec.Struct, frozen=True, tag=True):
     curve: tuple[tuple[int, float], ...] = ()
 
 
-def test_results_are_found_by_their_job_whatever_their_kind_and_numbers(tmp_path: Path) -> None:
+def test_results_find_outcomes_by_job(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.json"
     results: Results[Loss | Speed] = Results(path, [Loss, Speed])
     results.add({"a": 1}, Loss(1.0))
@@ -51,7 +51,7 @@ def test_results_are_found_by_their_job_whatever_their_kind_and_numbers(tmp_path
     assert unkept.find({}) == Loss(1.0)
 
 
-def test_other_files_are_refused_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_another_file_raise_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "results.json"
     for text in ("{", "[]", "{}", '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}', '{"format": 2}'):
         path.write_text(text)

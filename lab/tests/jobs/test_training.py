@@ -1,4 +1,4 @@
-"""Real training in one process: a server core, two workers as threads, the data that ships."""
+"""Real training in one process: a server core, two workers as threads, packaged data."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ torch.set_num_threads(1)
 def train(
     job: Job, transport: str = "memory", clocks: Sequence[Callable[[], float]] = ()
 ) -> tuple[list[WorkerOutcome], list[Event]]:
-    """Runs a job; returns the workers' outcomes and everything that was reported."""
+    """Runs a job; returns the workers' outcomes and their events."""
     core = ServerCore()
     server: Server
     if transport == "memory":
         server = memory = MemoryServer(serving(core))
     else:
         server = grpc_server.serve(serving(core), "127.0.0.1:0")
-    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
-    # everybody's, builds its own before the other threads may touch the generator.
+    # torch has one random generator in a process, and models are built with it: worker 0, which sends the
+    # initial weights, builds its model before other threads use the generator.
     built = threading.Event()
 
     def servers() -> list[str | Connection]:
@@ -70,7 +70,7 @@ def train(
     return [outcomes[rank] for rank in range(job.workers)], events
 
 
-def test_one_seed_one_result_over_any_transport() -> None:
+def test_training_result_depends_on_the_seed_not_the_transport() -> None:
     for design in ("3lc[s=1.75]", "int8"):
         job = Job(design=design, workers=2, steps=15)
         (first, second), _ = train(job)
@@ -86,7 +86,7 @@ def test_one_seed_one_result_over_any_transport() -> None:
 
 
 class Clock:
-    """Goes on by a second at every look."""
+    """Advances by a second at every call."""
 
     seconds = 0.0
 
@@ -95,7 +95,7 @@ class Clock:
         return self.seconds
 
 
-def test_evaluations_take_no_time_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_seconds_leave_out_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[dict[str, Any]] = [{"steps": 20}, {"seconds": 60.0}]
     for length in cases:
         clocks = [Clock(), Clock()]

@@ -1,4 +1,4 @@
-"""The arithmetic of the lab's codecs in plain NumPy, as `tests.kernels.oracle` has the product's."""
+"""The arithmetic of the lab's codecs in plain NumPy, like `tests.kernels.oracle`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stochastic levels and their Elias-gamma code: equal to the oracle; hostile bits are refused."""
+"""Stochastic levels and their Elias-gamma code: equal to the oracle; damaged bits raise FrameError."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_any_bits_are_levels_or_a_frame_error(packed: bytes, size: int) -> None:
     assert bytes(encode_levels(out, top=9)) == packed
 
 
-def test_coded_levels_of_any_size_and_top() -> None:
+def test_elias_codes_levels_of_any_size_and_top() -> None:
     tops = (1, 4, 30, 31, 63, 100, 126, 127, 1000, 1 << 14)
     for size, top in product((1, 3, 4, 5, 17, 64, 1000, 5001), tops):
         rng = np.random.default_rng(size * top)
@@ -86,7 +86,7 @@ def test_coded_levels_of_any_size_and_top() -> None:
                     decode_levels(packed, top=top - 1, out=out[:size])
 
 
-def test_norms_of_buckets() -> None:
+def test_bucket_norms_equal_numpys() -> None:
     shapes = ((1, 1), (319, 64), (1000, 1), (1000, 5000), (1003, 100), (9001, 512))
     for (size, bucket), dtype in product(shapes, DTYPES):
         case = size, bucket, dtype

@@ -1,4 +1,4 @@
-"""Layer sizes of published networks against what their papers say of them."""
+"""Layer sizes of published networks against their papers."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_shares_and_totals_are_the_papers_own() -> None:
         assert sum(each.numel for each in architecture(name)) / 1e6 == pytest.approx(millions, abs=0.04), name
 
 
-def test_names_are_unique_and_unknown_ones_refused() -> None:
+def test_architectures_unique_names_and_unknown_raises() -> None:
     for name in ARCHITECTURES:
         names = [each.name for each in architecture(name)]
         assert len(set(names)) == len(names), name

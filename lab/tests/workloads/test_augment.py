@@ -1,4 +1,4 @@
-"""Windows, mirror images and contrast are what they are said to be, and chance is the caller's."""
+"""Windows, mirror images and contrast by the caller's random generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _pictures(count: int) -> torch.Tensor:
     return torch.randint(1, 256, (count, 3, 6, 7), generator=generator).to(torch.uint8)
 
 
-def test_every_picture_is_a_window_of_its_padded_self_or_its_mirror_image() -> None:
+def test_crop_and_flip_returns_windows_or_their_mirror_images() -> None:
     pictures = _pictures(200)
     out = crop_and_flip(pictures, torch.Generator().manual_seed(0), padding=2)
     assert out.shape == pictures.shape and out.dtype == pictures.dtype
@@ -39,7 +39,7 @@ def _window(padded: torch.Tensor, top: int, left: int, flipped: bool) -> torch.T
     return window.flip(2) if flipped else window
 
 
-def test_a_distorted_picture_is_a_window_or_its_mirror_image_with_another_contrast() -> None:
+def test_distort_returns_windows_with_another_contrast() -> None:
     pictures = _pictures(300)
     out = distort(pictures, 5, torch.Generator().manual_seed(0))
     assert out.shape == (300, 3, 5, 5) and out.dtype == torch.float32
@@ -59,7 +59,7 @@ def test_a_distorted_picture_is_a_window_or_its_mirror_image_with_another_contra
     assert sum(contrasts) / 300 == pytest.approx(1.0, abs=0.1)
 
 
-def test_each_picture_is_standardised_by_itself_and_brightness_is_gone() -> None:
+def test_standardise_removes_each_images_brightness() -> None:
     pictures = _pictures(4).float()
     out = standardise(pictures)
     torch.testing.assert_close(out.mean((1, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)

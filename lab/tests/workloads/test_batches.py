@@ -1,4 +1,4 @@
-"""Shards are exclusive, epochs reshuffle, and a resumed sequence is the sequence that would have come."""
+"""Workers' batches are disjoint, epochs reshuffle, and resuming is exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _epoch(dataset: Dataset, rank: int, workers: int, batch: int, epoch: int = 0
     return [int(label) for _ in range(batches.batches_per_epoch) for label in next(batches)[1]]
 
 
-def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dataset) -> None:
+def test_batches_use_each_example_once_in_an_epoch(numbered: Dataset) -> None:
     for workers, batch in [(1, 1), (4, 5), (3, 34), (10, 10)]:
         for epoch in (0, 1, 5):
             shards = [_epoch(numbered, rank, workers, batch, epoch) for rank in range(workers)]
@@ -44,7 +44,7 @@ def _take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor
     return [next(batches) for _ in range(count)]
 
 
-def test_resume_is_exact(numbered: Dataset) -> None:
+def test_batches_resume_exactly(numbered: Dataset) -> None:
     for augment, before in itertools.product((False, True), (0, 3, 5, 12)):
         four = [Batches(numbered, rank=rank, workers=4, batch=5, seed=7, augment=augment) for rank in (2, 2, 0)]
         original, resumed, other_rank = four
@@ -58,7 +58,7 @@ def test_resume_is_exact(numbered: Dataset) -> None:
         assert other_rank.state_dict() == state, "one worker's position serves all"
 
 
-def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Dataset) -> None:
+def test_batches_of_other_workers_continue_with_the_next_epoch(numbered: Dataset) -> None:
     four = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
     _take(four, 7)
     two = Batches(numbered, rank=0, workers=2, batch=5, seed=7)
@@ -67,7 +67,7 @@ def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Datas
     assert [int(label) for label in next(two)[1]] == _epoch(numbered, 0, 2, 5, epoch=2, seed=7)[:5]
 
 
-def test_foreign_states_are_refused_and_change_nothing(numbered: Dataset) -> None:
+def test_batches_foreign_state_raises_config_error(numbered: Dataset) -> None:
     batches = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
     _take(batches, 2)
     for key, value in (("dataset", "mnist"), ("num_examples", 60_000), ("seed", 8), ("segments", "fixed")):
@@ -76,7 +76,7 @@ def test_foreign_states_are_refused_and_change_nothing(numbered: Dataset) -> Non
         assert batches.step == 2
 
 
-def test_augmented_pictures_differ_between_workers_epochs_and_steps_only() -> None:
+def test_augmented_batches_differ_by_worker_epoch_and_step() -> None:
     dataset = digits()
     plain = Batches(dataset, rank=0, workers=1, batch=1347, seed=0)
     augmented, again = (Batches(dataset, rank=0, workers=1, batch=1347, seed=0, augment=True) for _ in range(2))

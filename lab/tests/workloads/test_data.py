@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and what is said when they are not there."""
+"""Data sets: folders, options, errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_root_is_the_only_place(nowhere: Path) -> None:
+def test_data_root_is_the_only_folder(nowhere: Path) -> None:
     _write(nowhere / "cache/mnist")
     for root, place in (("one", "one/mnist"), ("two", "two")):
         with pytest.raises(DataError):
@@ -44,18 +44,18 @@ def test_a_root_is_the_only_place(nowhere: Path) -> None:
         assert data("mnist", root=nowhere / root).name == "mnist"
 
 
-def test_what_somebody_holds_is_loaded_once(nowhere: Path) -> None:
+def test_data_in_use_is_loaded_once(nowhere: Path) -> None:
     _write(nowhere / "one")
     _write(nowhere / "two")
     held = data("mnist", root=nowhere / "one")
     assert data("mnist", root=nowhere / "one") is held is not data("mnist", root=nowhere / "two")
     first = weakref.ref(held)
     del held
-    assert first() is None, "what nobody holds takes no memory"
+    assert first() is None, "unused data are freed"
     assert data("python-text") is not data("python-text", context=32)
 
 
-def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) -> None:
+def test_missing_data_error_names_folders_and_download(nowhere: Path) -> None:
     for name in sorted(SOURCES):
         with pytest.raises(DataError) as caught:
             data(name)
@@ -65,7 +65,7 @@ def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) 
         assert not (nowhere / "cache").exists(), "looking must not download or create anything"
 
 
-def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:
+def test_data_part_is_deterministic_and_unit_pixels_reach_1() -> None:
     part, again = data("digits[train=100,test=50,unit=true]"), data("digits[train=100,test=50,unit=true]")
     assert (len(part.train_x), len(part.test_x), part.name) == (100, 50, "digits[train=100,test=50,unit=true]")
     assert part.digest() == again.digest() == data("digits[train=100]").digest() != data("digits").digest()
@@ -80,7 +80,7 @@ def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:
         data("digits[half=true]")
 
 
-def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
+def test_data_crop_is_the_models_input() -> None:
     whole, cropped = data("digits"), data("digits[crop=6,test=50]")
     assert cropped.in_shape == (1, 6, 6) and cropped.train_x.shape == whole.train_x.shape
     seen = cropped.inputs(cropped.test_x)
@@ -98,7 +98,7 @@ def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
             data(name)
 
 
-def test_parts_that_do_not_fit_together_are_refused() -> None:
+def test_dataset_inconsistent_parts_raise_data_error() -> None:
     impossible: list[tuple[dict[str, Any], str]] = [
         ({"train_y": torch.zeros(3, dtype=torch.uint8)}, "1347 train examples .* with 3 labels"),
         ({"test_x": torch.zeros(450, 1, 9, 8, dtype=torch.uint8)}, "450 test examples of shape"),
@@ -110,7 +110,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
             replace(digits(), **fields)
 
 
-def test_the_split_is_stratified_deterministic_and_loses_nothing() -> None:
+def test_digits_split_is_stratified_deterministic_and_complete() -> None:
     first, again = digits(), digits()
     assert torch.equal(first.test_x, again.test_x) and torch.equal(first.train_y, again.train_y)
     per_class_test = torch.bincount(first.test_y, minlength=10)
@@ -130,7 +130,7 @@ def _library(folder: Path, modules: int = 30) -> list[bytes]:
     return texts
 
 
-def test_windows_cover_the_text_and_every_target_is_the_next_byte(tmp_path: Path) -> None:
+def test_text_windows_cover_the_text_with_next_bytes_as_targets(tmp_path: Path) -> None:
     texts = _library(tmp_path)
     dataset = python_text(tmp_path)
     train = b"".join(text for i, text in enumerate(texts) if i % 10)
@@ -143,14 +143,14 @@ def test_windows_cover_the_text_and_every_target_is_the_next_byte(tmp_path: Path
     assert dataset.test_x[0].tolist() == [min(byte, 127) for byte in held_out[:CONTEXT]]
 
 
-def test_the_order_is_alphabetical_and_machine_settings_are_left_out(tmp_path: Path) -> None:
+def test_text_modules_are_alphabetical_without_build_settings(tmp_path: Path) -> None:
     _library(tmp_path)
     (tmp_path / "_sysconfigdata__linux.py").write_text("build_time_vars = {}")
     (tmp_path / "package").mkdir()
     assert [path.name for path in source_files(tmp_path)] == [f"module{i:02}.py" for i in range(30)]
 
 
-def test_a_library_without_sources_is_refused(tmp_path: Path) -> None:
+def test_text_without_sources_raises_data_error(tmp_path: Path) -> None:
     _library(tmp_path, modules=MIN_MODULES - 1)
     with pytest.raises(DataError, match="19 Python modules, expected 20 or more"):
         python_text(tmp_path)

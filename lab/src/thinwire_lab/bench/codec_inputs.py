@@ -1,4 +1,4 @@
-"""The arrays that a codec is measured on, and what is timed on them: its calls beside what they are held against."""
+"""The arrays that a codec is measured on, and the timed candidates: its calls and their baselines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from thinwire.codecs import Codec, Context, Step, decode
 from thinwire.codecs.device import coders
@@ -20,15 +19,13 @@ from thinwire_lab.bench.timing import Candidate
 SLOW_TURNS = 3
 BLOCK = 4096
 ROTATION = 3
-"""Inputs that take turns on a device, so that none is found in a cache that a training step would not leave it in."""
-
-Floats = NDArray[np.float32]
+"""Number of inputs that alternate on a device, so that its cache holds none of them."""
 
 
-def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats]:
-    """Returns a gradient and a residual whose sum quantises, at s = 1, to about this share of zeros.
+def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[peers.Floats, peers.Floats]:
+    """Returns a gradient and a residual; at s = 1 their sum quantises to about this share of zeros.
 
-    Normal values with a log-normal scale per block of 4,096, as layers have, clipped at twice the quantile.
+    Values are normal with a log-normal scale per block of 4,096, like those of layers, clipped at twice the quantile.
     """
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(size, dtype=np.float32)
@@ -43,12 +40,12 @@ def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats
 class Arrays:
     """The arrays of all measurements of one size, allocated once.
 
-    Whether a large array gets huge pages is luck, and worth a fifth: rows that are to be compared must share it.
+    A large array gets huge pages by chance, which saves a fifth of the time: compared rows must share their arrays.
 
     Attributes:
-        gradients, residuals: inputs, which nothing writes to.
-        works: residuals that are measured, each to be restored from `residuals` before a turn.
-        outs: what is decoded or copied into.
+        gradients, residuals: constant inputs.
+        works: residuals that a measurement changes; `restore` copies `residuals` into them before a turn.
+        outs: outputs of decoding and copying.
     """
 
     def __init__(self, size: int, device: torch.device, rotation: int) -> None:
@@ -60,7 +57,7 @@ class Arrays:
         self._contexts: dict[str, Context] = {}
 
     def fill(self, zero_fraction: float) -> None:
-        """Draws data with this share of zeros, where they are not there yet."""
+        """Draws data with this share of zeros, unless the arrays hold them."""
         if zero_fraction != self._zero_fraction:
             for seed, (gradient, residual) in enumerate(zip(self.gradients, self.residuals, strict=True)):
                 for kept, drawn in zip((gradient, residual), draw(self.size, zero_fraction, seed), strict=True):
@@ -80,7 +77,7 @@ class Arrays:
 
 
 def compressor(peer: peers.Peer, arrays: Arrays) -> tuple[list[Candidate], int]:
-    """Returns what is timed of a raw compressor; and how many bytes it makes of a gradient."""
+    """Returns the timed calls of a raw compressor, and its compressed bytes of a gradient."""
     values, other = arrays.gradients[0].numpy(), arrays.outs[0].numpy()
     packed = peer.encode(values)
     candidates = [
@@ -92,7 +89,7 @@ def compressor(peer: peers.Peer, arrays: Arrays) -> tuple[list[Candidate], int]:
 
 
 def on_cpu(codec: Codec, context: Context, frame: bytes, arrays: Arrays, turns: int) -> list[Candidate]:
-    """Returns a codec's calls on the CPU, the machine's limits, and what a user would write."""
+    """Returns a codec's calls on the CPU, the machine's limits, and a user's alternatives."""
     values, residual, work, out = arrays.gradients[0], arrays.residuals[0], arrays.works[0], arrays.outs[0]
     gradient, scratch, other = values.numpy(), work.numpy(), out.numpy()
     slow_turns = min(turns, SLOW_TURNS)

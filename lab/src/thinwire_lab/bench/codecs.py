@@ -1,11 +1,11 @@
-"""How fast a codec is, beside what the machine can do at all and beside what a user would write.
+"""The speed of a codec, beside the machine's limits and beside a user's alternatives.
 
-The limits on the CPU, on the same thread in the same run: memcpy; the two passes that any encoder with a residual must
-make (`r += g`, then `r = f(r)`: 20 bytes a value); and for each codec the time in which memcpy would move its own
-traffic: 8 bytes a value for two reading passes, 20 with a residual, and the payload. Times are of the public calls, so
-they include the frame and its checksum. GB/s are of the float32 values that go in or out.
+The limits on the CPU, on the same thread in the same run, are memcpy; the two passes of any encoder with a residual
+(`r += g`, then `r = f(r)`: 20 bytes a value); and for each codec the time in which memcpy would move the codec's
+traffic: 8 bytes a value for two reading passes, 20 with a residual, and the payload. Times are those of the public
+calls, frame and checksum included. GB/s count float32 values in or out.
 
-On a GPU the limits are computed from a measured device-to-device copy. Encoding is timed up to the payload on the
+On a GPU the limits come from a measured device-to-device copy. The time of encoding ends with the payload on the
 device.
 """
 
@@ -32,16 +32,16 @@ from thinwire_lab.bench.timing import side_by_side
 from thinwire_lab.jobs.grid import Measured
 
 DEVICE_SIZES, DEVICE_ZERO_FRACTIONS = (100_000_000, 25_600_000, 1_000_000), (0.8, 0.95, 0.99)
-"""In place of the defaults."""
+"""The defaults on a GPU."""
 DEVICE_CODECS = ("3lc", "int8", "onebit")
-"""Codecs whose launches are all queued at once."""
+"""Codecs that queue all their launches at once."""
 INTERPRETER = "interpreter"
-"""A device: Triton's interpreter on the CPU, whose times say nothing about a GPU."""
+"""A device for tests: Triton's interpreter on the CPU."""
 
 
 @dataclass(frozen=True)
 class CodecCell:
-    """A codec or a raw compressor; that many values, that share of them zero."""
+    """A codec or a raw compressor, the number of values, and the share of zeros."""
 
     codec: str
     elements: int
@@ -54,12 +54,12 @@ class CodecCell:
 
     @property
     def place(self) -> torch.device:
-        """Where its tensors lie."""
+        """The device of its tensors."""
         return torch.device("cpu" if self.device == INTERPRETER else self.device)
 
 
 class Speed(Figures, frozen=True, kw_only=True):
-    """Sizes and speeds of a codec at a cell, median seconds by candidate, and ratios to what it is held against."""
+    """A codec's sizes and speeds at a cell, median seconds by candidate, and ratios to the baselines."""
 
     device_name: str = ""
     bits_per_value: float
@@ -103,7 +103,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Speed]):
         if self.device != INTERPRETER and not torch.cuda.is_available():
             raise ConfigError("torch finds no CUDA device here; leave --device out to measure the CPU's kernels")
         if missing := triton.missing():
-            raise ConfigError(f"{missing}; there is nothing to measure")
+            raise ConfigError(missing)
         self.only = self.only or DEVICE_CODECS
         if others := [codec_id for codec_id in self.only if codec_id not in DEVICE_CODECS]:
             raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(DEVICE_CODECS)}")
@@ -114,7 +114,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Speed]):
 
     @property
     def usual_fraction(self) -> float:
-        """The share of zeros at which everything is measured on the CPU that does not depend on it."""
+        """The share of zeros for all measurements on the CPU that do not depend on it."""
         return 0.9 if 0.9 in self.zero_fraction else self.zero_fraction[0]
 
     def cells(self) -> list[CodecCell]:
@@ -135,7 +135,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Speed]):
         torch.set_num_threads(1)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # to be removed one day
+                warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # deprecated
                 return speed(cell, self._arrays)
         finally:
             torch.set_num_threads(threads)
@@ -147,7 +147,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Speed]):
 
 
 def speed(cell: CodecCell, arrays: Arrays) -> Speed:
-    """Measures a codec or a raw compressor, beside what it is held against."""
+    """Measures a codec or a raw compressor beside its baselines."""
     size, device, calls, turns = arrays.size, arrays.device, 1, cell.turns
     if (peer := peers.installed().get(cell.codec)) is not None:
         candidates, payload_nbytes = codec_inputs.compressor(peer, arrays)

@@ -1,6 +1,6 @@
-"""The rates of links during a measured run: one rate, or one after another, by steps or by the clock.
+"""The rates of links during a measured run: one rate, or several in turn, by steps or by the clock.
 
-A course is asked after every step, and at least every `poll_s` seconds; ranks know nothing of it.
+The launcher asks a course for the rate after every step and at least every `poll_s` seconds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from thinwire.errors import ConfigError
 from thinwire.transports.links import Rate, parse_rate
 
 SETTLE_S = 0.5
-"""Queues are changed one after the other, which took 0.17 s for five links on a busy machine."""
+"""Covers the change of all queues, one after the other: 0.17 s for five links on a busy machine."""
 PARTS = 5
-"""A stretch of steps is cut into so many, and the median of their means is its figure."""
+"""The figure of many steps is the median over this many parts' means."""
 
 
 @dataclass(frozen=True)
 class Stepping:
-    """One rate, or several by the clock, each for so many seconds and again from the first.
+    """One rate, or several in a cycle by the clock, each for `every_s` seconds.
 
-    After `limit_s` seconds of training, where there is such a limit, the run ends at the end of a period between
-    exchanges: a part of one would have fewer exchanges than its steps.
+    After `limit_s` seconds of training, if given, the run ends at the end of a period between exchanges: a partial
+    period would have too few exchanges.
     """
 
     links: tuple[Rate, ...]
@@ -36,19 +36,17 @@ class Stepping:
 
     def __post_init__(self) -> None:
         if not self.links or not self.every_s > 0:
-            raise ConfigError(
-                f"{len(self.links)} rates, each for {self.every_s} s; expected one or more, and some time"
-            )
+            raise ConfigError(f"{len(self.links)} rates, each for {self.every_s} s; expected at least one, and above 0")
         if self.poll_s is not None and any(each.bps is None for each in self.links):
-            raise ConfigError("a link that steps has a limit at every step; packets would be lost where it got one")
+            raise ConfigError("a link with several rates needs a limit in each; a change from no limit loses packets")
 
     @property
     def poll_s(self) -> float | None:
-        """How often to ask, in seconds, where no step ends; None: after steps alone."""
+        """The longest interval between two calls of `rate`, in seconds; None: after steps alone."""
         return None if math.isinf(self.every_s) else 0.1
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        """Returns the rate from now on, after seconds of thin links and of training by step; None ends the run."""
+        """Returns the rate at a time, given the seconds of training after each step; None ends the run."""
         whole = bool(elapsed) and len(elapsed) % self.period == 0
         if self.limit_s is not None and whole and elapsed[-1] > self.limit_s:
             return None
@@ -56,7 +54,7 @@ class Stepping:
 
 
 def course(text: str | None, limit_s: float | None = None, period: int = 1) -> Stepping:
-    """Returns the course that a link's name says: a rate, or several with `/` between and `@` the seconds of each."""
+    """Returns the course of a link's name: a rate, or several with `/` between and `@` the seconds of each."""
     rates, stepping, every_s = (text or "none").partition("@")
     links = tuple(parse_rate(each) for each in rates.split("/"))
     if not stepping and len(links) == 1:
@@ -70,10 +68,10 @@ def course(text: str | None, limit_s: float | None = None, period: int = 1) -> S
 
 @dataclass
 class Sweep:
-    """One rate after another, each until its step time is known, and then the end.
+    """One rate after another, each until its step time is measured.
 
-    A message on its way when a rate changes belongs to neither: the first two exchanges at a rate are not counted, nor
-    what else is of its first half second; or the first alone where two take longer than there is time.
+    A message under way during a change belongs to neither rate: the measurement leaves out the first two exchanges at a
+    rate and all of its first half second; only the first exchange if two take longer than the time.
     """
 
     links: Sequence[Rate]
@@ -83,7 +81,7 @@ class Sweep:
     settle: int = 2
     poll_s: ClassVar[float | None] = None
     step_s: list[float] = field(default_factory=list, init=False)
-    """Of each rate so far, seconds of a step."""
+    """Seconds of a step at each finished rate."""
     _began: int = field(default=0, init=False)
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
@@ -98,7 +96,7 @@ class Sweep:
 
 
 def middle(seconds: Sequence[float]) -> float:
-    """Returns the median of the means of up to five equal parts: a pause in one of them leaves it as it is.
+    """Returns the median over the means of up to five equal parts, so that a pause in one part has no effect.
 
     >>> middle([1, 3, 1, 3, 1, 3, 1, 3, 1, 30])
     2.0
@@ -109,4 +107,4 @@ def middle(seconds: Sequence[float]) -> float:
 
 
 Course = Stepping | Sweep
-"""Says what the links carry, and when a run has gone on for long enough."""
+"""Decides the rate of the links and the end of a run."""

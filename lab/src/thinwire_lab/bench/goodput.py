@@ -1,12 +1,11 @@
 """Goodput of learners that die, in virtual time: a real shard, modelled learners, links and failures.
 
-Goodput is the number of inner steps that the shared parameters hold, over those of the same learners without failures,
-merges and waiting. Learners, links and failures are modelled; the shard is the product's core.
+Goodput is the number of inner steps in the shared parameters, divided by the number that the same learners take without
+failures, merges and waits. Learners, links and failures are modelled; the shard is the product's core.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from thinwire.server.effects import Close, Effect, Send
 from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
 from thinwire_lab.bench.options import GoodputOptions
 from thinwire_lab.jobs.grid import Measured
+from thinwire_lab.jobs.virtual_time import Agenda
 
 PLAIN = codec("fp32")
 VALUE = PLAIN.encode(np.zeros(1, np.float32))
@@ -28,12 +28,12 @@ FRAGMENTS = 3
 SPREAD = 0.1
 """Standard deviation of the logarithm of a learner's speed."""
 NOTICED_S = 10.0
-"""After so long without a connection a learner is no longer waited for; the server's default."""
+"""After this time without a connection the server no longer waits for a learner; the server's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputCell:
-    """One run: so many learners, each of which dies every `mtbf_s` seconds on average."""
+    """One run: each of its learners dies every `mtbf_s` seconds on average."""
 
     learners: int
     mtbf_s: float
@@ -48,7 +48,7 @@ class GoodputCell:
 
 
 class GoodputRun(Figures, frozen=True, kw_only=True):
-    """Shares of the steps that could be taken, and the longest time without a new version, in seconds."""
+    """Shares of the possible steps, and the longest time without a new version, in seconds."""
 
     decoupled: float
     in_step: float
@@ -66,9 +66,9 @@ class Learner:
         step_s: seconds of its inner step.
 
     Attributes:
-        life: counts its processes; events of an earlier one do nothing.
+        life: counts its processes; events of an earlier process do nothing.
         peer: its session.
-        began: when this process took its first step.
+        began: the time of this process's first step.
         sent: inner steps of its newest contribution to each fragment.
     """
 
@@ -88,12 +88,11 @@ class Decoupled:
     """
 
     def __init__(self, cell: GoodputCell) -> None:
-        self.cell, self.time, self.longest, self.failures = cell, 0.0, 0.0, 0
+        self.cell, self.longest, self.failures = cell, 0.0, 0
+        self._agenda, self._peers = Agenda(), itertools.count()
         self._random = random.Random(f"{cell.learners} {cell.mtbf_s} {cell.seed}")
         self._core = ServerCore(min_workers=1)
-        self._core.now = lambda: self.time
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers, self._peers = itertools.count(), itertools.count()
+        self._core.now = self._agenda.now
         self._merged_at, self._merges_at = 0.0, -1.0
         self._versions = [0] * FRAGMENTS
         quorum = f"quorum[k={max(1, cell.learners // 4)},grace={cell.grace_s},h={cell.h}]"
@@ -108,13 +107,16 @@ class Decoupled:
         )
         self.learners = [Learner(rank, speed(self._random)) for rank in range(cell.learners)]
 
+    @property
+    def time(self) -> float:
+        return self._agenda.now()
+
     def run(self) -> float:
         """Returns the goodput."""
         for learner in self.learners:
             self._join(learner)
-        while self._events and self._events[0][0] <= self.cell.seconds:
-            self.time, _, event = heapq.heappop(self._events)
-            event()
+        while self._agenda.next_s <= self.cell.seconds:
+            self._agenda.advance()
             if (at := self._core.merges_at) is not None and at != self._merges_at:
                 self._merges_at = at
                 self._at(max(at, self.time), lambda: self._do(self._core.merge_due()))
@@ -122,10 +124,10 @@ class Decoupled:
         return float(np.mean(self._core.state_dict()["steps"]["examples"])) / possible
 
     def _at(self, time: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time, next(self._numbers), event))
+        self._agenda.note(time, lambda now_s: event())
 
     def _later(self, learner: Learner, delay: float, event: Callable[[], None]) -> None:
-        """Calls an event of a learner's process, unless that is dead by then."""
+        """Calls an event of a learner's process, unless the process is dead by then."""
         life = learner.life
         self._at(self.time + delay, lambda: event() if learner.life == life else None)
 
@@ -135,7 +137,7 @@ class Decoupled:
         if not self._core.begun and learner.rank == 0 and self.time == 0:
             tables = tuple(range(FRAGMENTS))
             self._do(self._core.received(learner.peer, Values(tables=tables, versions=(0,) * FRAGMENTS), (VALUE,) * 3))
-        first = self.cell.h if self.time else 0  # one that comes back contributes after h steps
+        first = self.cell.h if self.time else 0  # a learner that returns contributes after h steps
         for fragment in range(FRAGMENTS):
             due = (fragment + 1) * self.cell.h // FRAGMENTS
             self._contribute_at(learner, fragment, due if due >= first else due + self.cell.h)
@@ -186,10 +188,10 @@ def speed(chance: random.Random) -> float:
 
 
 def in_step(cell: GoodputCell) -> float:
-    """Returns the goodput of rounds in which all learners that live exchange after h steps, as `diloco` does.
+    """Returns the goodput of rounds in which all living learners exchange after h steps, as `diloco` does.
 
-    A round takes as long as the slowest takes for h steps. Where one dies, the others wait until that is noticed, and
-    go on without it; it returns in the first round after its restart.
+    A round takes as long as the slowest learner takes for h steps. If one dies, the other learners wait until the
+    server notices it, and continue without it; it returns in the first round after its restart.
     """
     chance = random.Random(f"in step {cell.learners} {cell.mtbf_s} {cell.seed}")
     paces, time, done = [speed(chance) for _ in range(cell.learners)], 0.0, 0
@@ -209,9 +211,9 @@ def in_step(cell: GoodputCell) -> float:
 
 
 def data_parallel(cell: GoodputCell) -> float:
-    """Returns the goodput of data-parallel training: any death stops all, who go back to the last checkpoint.
+    """Returns the goodput of data-parallel training: any death stops all learners, which return to the last checkpoint.
 
-    Checkpoints cost nothing and are taken every `h` steps.
+    The model takes a checkpoint every `h` steps at no cost.
     """
     chance = random.Random(f"data parallel {cell.learners} {cell.mtbf_s} {cell.seed}")
     paces = [speed(chance) for _ in range(cell.learners)]
@@ -226,7 +228,7 @@ def data_parallel(cell: GoodputCell) -> float:
 
 @dataclass(kw_only=True)
 class GoodputBench(GoodputOptions, Bench[GoodputCell, GoodputRun]):
-    """Learners and mean times between failures, one after the other."""
+    """Every number of learners with every mean time between failures."""
 
     kinds = (GoodputRun,)
     columns: Sequence[Column[GoodputCell, GoodputRun]] = (
@@ -268,5 +270,5 @@ class GoodputBench(GoodputOptions, Bench[GoodputCell, GoodputRun]):
         bounds = sorted({(each.mtbf_s, each.mtbf_s / (each.mtbf_s + each.restart_s)) for each in measured})
         return [
             "modelled, not measured: learners, links and failures; the shard that merges is the product's",
-            *(f"learners that fail every {s / 60:g} min are there {share:.1%} of the time" for s, share in bounds),
+            *(f"learners that fail every {s / 60:g} min are present {share:.1%} of the time" for s, share in bounds),
         ]

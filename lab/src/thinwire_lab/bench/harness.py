@@ -1,4 +1,4 @@
-"""What every benchmark is: a grid whose results are shown as tables, notes and charts. Nothing here prints."""
+"""The base of every benchmark: a grid with results as tables, notes and charts. This file prints nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from thinwire_lab.jobs.grid import Tell as Tell
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", tag=str.lower):
-    """Base class of what a benchmark measures at a cell."""
-
-    def row(self) -> dict[str, Any]:
-        """Returns the figures as they are written into the file's rows."""
-        return msgspec.structs.asdict(self)
+    """Base class of a cell's results."""
 
 
 def markdown(table: Table) -> str:
@@ -45,12 +41,12 @@ Column = tuple[str, Callable[[C, F], str]]
 
 
 class Bench(Grid[C, F], Generic[C, F]):
-    """One benchmark. A subclass is a dataclass whose fields are the options of its command.
+    """One benchmark. A subclass is a dataclass; its fields are the options of the command.
 
     Attributes:
-        columns: of its table.
-        forms: how figures of `compared` are written, by title; others with two decimals.
-        left: how many columns are text.
+        columns: columns of its table.
+        forms: formats of `compared`'s figures by title; by default two decimals.
+        left: number of text columns.
         serves: whether it starts parameter servers, which need an extra.
     """
 
@@ -60,11 +56,11 @@ class Bench(Grid[C, F], Generic[C, F]):
     serves: bool = False
 
     def compared(self, cell: C, measured: Measured[C, F]) -> dict[str, float | None]:
-        """Returns a cell's results beside those of other cells, by title; None while the others are missing."""
+        """Returns a cell's ratios to other cells, by title; None while those are missing."""
         return {}
 
     def tables(self, measured: Measured[C, F]) -> list[Table]:
-        """Returns what was measured, for people."""
+        """Returns the results as tables."""
         header, lines = [title for title, _ in self.columns], []
         for cell, run in measured.items():
             compared = self.compared(cell, measured)
@@ -74,15 +70,15 @@ class Bench(Grid[C, F], Generic[C, F]):
         return [Table(header, lines, left=self.left)]
 
     def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
-        """Returns what the tables show, as data for the file of results."""
+        """Returns the tables as data for the file of results."""
         return {"rows": [_row(cell, run) | self.compared(cell, measured) for cell, run in measured.items()]}
 
     def thin_link(self) -> tuple[str | None, str]:
-        """Returns a limited link of the grid, which may need privileges, or None; and who is to shape it."""
+        """Returns a limited link of the grid, which may need privileges, or None; and the kind of shaping."""
         return None, "auto"
 
     def line(self, cell: C, figures: F) -> str | None:
-        """Returns a line about one result, to be shown at once; None where tables are enough."""
+        """Returns a line about one result, which the command shows at once; None leaves it to the tables."""
         return None
 
     def notes(self, measured: Measured[C, F]) -> list[str]:
@@ -90,7 +86,7 @@ class Bench(Grid[C, F], Generic[C, F]):
         return []
 
     def chart(self, measured: Measured[C, F]) -> Chart | None:
-        """Returns what was measured as a chart, if there is one."""
+        """Returns the results as a chart, if there is one."""
         return None
 
 
@@ -110,6 +106,6 @@ def column(title: str, name: str, form: str = "{:.2f}") -> Column[Any, Any]:
 
 
 def _row(cell: Any, run: Figures) -> dict[str, Any]:
-    asked, found = msgspec.to_builtins(cell), msgspec.to_builtins(run.row())
-    # A figure that was not measured does not replace the option of the same name, such as a learning rate.
+    asked, found = msgspec.to_builtins(cell), msgspec.to_builtins(msgspec.structs.asdict(run))
+    # A missing figure does not replace the option of the same name, such as a learning rate.
     return {**asked, **{name: value for name, value in found.items() if value is not None or name not in asked}}

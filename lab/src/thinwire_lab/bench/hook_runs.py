@@ -1,12 +1,10 @@
-"""One measured run of a DDP hook, or of what trains beside it: its ranks, its link, and what it came to.
+"""One measured run of a DDP hook or another method: its ranks, its link, and its figures.
 
-Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
-PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
-rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
-and the curve of test accuracy over seconds of training, evaluations left out. Local updates exchange once in a period
-of steps, so their median step is that of the periods' means.
-
-What a run reports on its way is enough for its figures: one that is cut short, or fails, keeps its curve.
+Ranks join and warm up over unlimited links: uncompressed steps of a large model take half a minute at 10 Mbit/s, and
+PowerSGD begins with two. Then the links become thin and the clock starts. Bytes are the kernel's counts at each rank's
+link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange, and the
+curve of test accuracy over seconds of training without evaluations. Local updates exchange once in a period of steps,
+so their median is over the periods' means. A run that stops early or fails keeps its curve.
 """
 
 from __future__ import annotations
@@ -21,13 +19,12 @@ from msgspec import UNSET
 from thinwire.engines.events import Event, Listening
 from thinwire.engines.roles import START_TIMEOUT_S, own_command
 from thinwire.errors import EngineError, ThinwireError
-from thinwire_lab.bench.cells import Ended, HookCell, HookRank, Scored
+from thinwire_lab.bench.cells import SILENCE_S, Ended, HookCell, HookRank, Scored, Stepped, Stopped, Warm, rank_command
 from thinwire_lab.bench.courses import Course
 from thinwire_lab.bench.courses import course as course_of
 from thinwire_lab.bench.harness import Figures, Tell
 from thinwire_lab.bench.names import hook
-from thinwire_lab.bench.rank_group import RankGroup, Traffic
-from thinwire_lab.bench.roles import SILENCE_S, Stepped, Stopped, Warm, rank_command
+from thinwire_lab.bench.rank_group import RankGroup
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.starters import Starter
@@ -39,14 +36,14 @@ RankCommand = Callable[[HookRank], list[str]]
 
 
 class HookRun(Figures, frozen=True, kw_only=True):
-    """What one run came to; None where it was not measured, or the run did not get there.
+    """The figures of one run; None if not measured, or not reached.
 
     Attributes:
-        seconds_per_step: median over rank 0's steps; of local updates over the means of whole periods.
-        compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
-        sent_bytes_per_step: mean over ranks, as the kernel counted them.
-        ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
-        lr: the largest learning rate, where it was chosen from a grid.
+        seconds_per_step: median over rank 0's steps; with local updates over the means of whole periods.
+        compute_share: share of the steps' time without exchanges, 0 … 1; of local updates alone.
+        sent_bytes_per_step: mean over ranks of the kernel's counts.
+        ended: `steps`, `target` (reached), `limit` (stopped early) or `error`.
+        lr: the largest learning rate, if chosen from a grid.
     """
 
     seconds_per_step: float | None = None
@@ -55,7 +52,6 @@ class HookRun(Figures, frozen=True, kw_only=True):
     cpu_seconds_alone: float | None = None
     compute_share: float | None = None
     sent_bytes_per_step: float | None = None
-    received_bytes_per_step: float | None = None
     curve: list[CurvePoint]
     seconds_to_target: float | None = None
     test_accuracy: float | None = None
@@ -80,13 +76,13 @@ def measure(
     starter: Starter | None = None,
 ) -> HookRun:
     """Measures one run. A run that fails keeps its figures so far and its `error`."""
-    data(cell.data, root=cell.data_root)
+    data(cell.data)
     run = _Run(cell, tell)
     try:
         kernel = cell.link is not None or course is not None or (counted and available()[0])
         course = course or course_of(cell.link, limit_s, hook(cell.hook).period)
         links = choose_links(str(course.rate(0.0, ()) or "none"), "kernel" if kernel else "auto")
-        run.play(links, course, command, starter)
+        run.collect(links, course, command, starter)
         return run.figures(links)
     except ThinwireError as error:
         return HookRun(
@@ -99,17 +95,17 @@ def measure(
 
 
 class _Run:
-    """What the ranks of one run have reported so far, and the bytes since the clock started."""
+    """The events of one run's ranks so far, and the bytes sent since the clock started."""
 
     def __init__(self, cell: HookCell, tell: Tell) -> None:
         self.cell, self.tell = cell, tell
         self.elapsed: list[float] = []
         self.curve: list[CurvePoint] = []
         self.ended: list[Ended] = []
-        self.traffic: Traffic | None = None
+        self.sent_nbytes: int | None = None
 
-    def play(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
-        """Starts the ranks, opens their gates, and collects what they report until they end or the course does."""
+    def collect(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
+        """Starts the ranks, opens their gates, and collects their events until they end or the course does."""
         ranks, served = range(self.cell.ranks), hook(self.cell.hook).served
         hosts = [f"host {number}" for number in range(self.cell.hosts)] if links.shaping == "kernel" else []
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
@@ -136,11 +132,11 @@ class _Run:
                     began = now
                     group.begin(course.rate(0.0, ()))
                 else:
-                    self.traffic = group.end()
+                    self.sent_nbytes = group.end()
             elif timed:
                 wanted = course.rate(now - began, self.elapsed)
                 if wanted is None:
-                    self.traffic = group.traffic()
+                    self.sent_nbytes = group.sent()
                     return
                 group.make_thin(wanted)
 
@@ -151,24 +147,23 @@ class _Run:
                 score = f", {self.curve[-1].text()}" if self.curve else ""
                 self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
             case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
-                passed = None if loss is UNSET else group.traffic()
-                sent = UNSET if passed is None else passed.sent_nbytes / self.cell.ranks
+                nbytes = None if loss is UNSET else group.sent()
+                sent = UNSET if nbytes is None else nbytes / self.cell.ranks
                 point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
                 self.curve.append(point)
             case Ended():
                 self.ended.append(event)
 
     def figures(self, links: Links) -> HookRun:
-        """Returns what the run came to."""
+        """Returns the figures of the run."""
         cell, elapsed, curve, ended = self.cell, self.elapsed, self.curve, self.ended
         if len({each.weights for each in ended}) > 1:
-            raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+            raise EngineError(f"{cell.hook}: the ranks ended with different models")
         period = hook(cell.hook).period
-        # One step of a period exchanges: the median of single steps would be of those that exchange nothing.
+        # Only one step of a period exchanges: a median over single steps would leave out all exchanges.
         ends = [0.0, *elapsed][::period] if len(elapsed) >= period else [0.0, elapsed[-1]]
         means = [(after - before) / min(period, len(elapsed)) for before, after in pairwise(ends)]
         share = 1 / (len(elapsed) * cell.ranks)
-        sent, received = (None, None) if self.traffic is None else (share * nbytes for nbytes in self.traffic)
         target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
         whole = len(ended) == cell.ranks
         spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
@@ -178,8 +173,7 @@ class _Run:
             cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
             cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
             compute_share=1 - statistics.fmean(spent) / elapsed[-1] if whole and spent else None,
-            sent_bytes_per_step=sent,
-            received_bytes_per_step=received,
+            sent_bytes_per_step=None if self.sent_nbytes is None else share * self.sent_nbytes,
             curve=curve,
             seconds_to_target=target.seconds if target else None,
             test_accuracy=curve[-1].accuracy if curve else None,
@@ -193,7 +187,7 @@ class _Run:
 
 
 def _start_server(engine: LocalEngine, *, private: bool) -> str:
-    """Starts a parameter server, which nobody but ranks has a link to where it is private; returns its address."""
+    """Starts a parameter server, in a `private` network without credentials; returns its address."""
     serving = own_command("server", "--listen", engine.listen_at(SERVER), *(["--insecure"] if private else []))
     engine.start(SERVER, [*serving, "--events"], host=SERVER if private else None)
     return f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"

@@ -1,4 +1,4 @@
-"""DDP hooks side by side: the grid of models, links, seeds and hooks, and the tables that its runs make."""
+"""DDP hooks side by side: the grid of models, links, seeds and hooks, and its tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from thinwire_lab.workloads.models import TEXT_MODELS
 class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
 
-    Local updates take as many steps more as make whole periods between exchanges, in the warm-up too; a hook with a
-    `start_step` warms up for at least so many steps, so that those which are measured are compressed.
+    Local updates take whole periods between exchanges, in the warm-up too. A hook with a `start_step` warms up for at
+    least that many steps, so that all measured steps are compressed.
     """
 
     kinds = (HookRun,)
@@ -45,7 +45,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         return HookCell(**own | mine)
 
     def clocked(self, cell: HookCell) -> HookCell:
-        """Returns the run whose seconds per step are wanted."""
+        """Returns the run that measures seconds per step."""
         return timed(cell)
 
     def cells(self) -> list[HookCell]:
@@ -73,10 +73,10 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         return measure(cell, tell=tell)
 
     def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
-        """A line for each link and hook, per step and rank, medians over the seeds; accuracies of all seeds.
+        """Returns a line for each link and hook: medians over the seeds per step and rank, and all accuracies.
 
-        The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
-        steps without any exchange.
+        The speed-up is over plain DDP on the same link; `added` is CPU time beyond that of the same steps without any
+        exchange.
         """
         tables = []
         for model in dict.fromkeys(cell.model for cell in measured):

@@ -1,7 +1,7 @@
-"""What a method takes of memory at every rank, in bytes a parameter.
+"""The memory of a method at every rank, in bytes a parameter.
 
-Libraries and compiled kernels take some hundred megabytes whatever the model is. So models of two sizes are trained,
-and what the larger one takes more is divided by how many more parameters it has.
+Libraries and compiled kernels take some hundred megabytes with any model. The benchmark trains models of two sizes, and
+divides their difference in memory by their difference in parameters.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thinwire.errors import ConfigError, EngineError
-from thinwire_lab.bench.cells import STATUS, Held, MemoryCell, MemoryRank
+from thinwire_lab.bench.cells import SILENCE_S, STATUS, Held, HookCell, MemoryCell, MemoryRank
 from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
-from thinwire_lab.bench.names import SITES, hook
+from thinwire_lab.bench.names import hook
 from thinwire_lab.bench.options import ALONE, MemoryOptions
 from thinwire_lab.bench.rank_group import RankGroup
-from thinwire_lab.bench.roles import SILENCE_S
 from thinwire_lab.jobs.grid import Measured
 
 
 class MemoryRun(Figures, frozen=True, kw_only=True):
-    """Bytes a parameter of the rank that has most: between two steps, and at most; and what no model changes."""
+    """Bytes a parameter of the rank with most: between two steps, and the maximum; and bytes of no parameter."""
 
     held: float
     peak: float
@@ -32,7 +31,7 @@ _COLUMNS: Sequence[Column[Any, Any]] = (
     ("method", lambda cell, _run: cell.method),
     column("bytes a parameter", "held", "{:.1f}"),
     column("at most", "peak", "{:.1f}"),
-    ("whatever the model", lambda _cell, run: f"{run.fixed_nbytes / 1e6:.0f} MB"),
+    ("with any model", lambda _cell, run: f"{run.fixed_nbytes / 1e6:.0f} MB"),
 )
 
 
@@ -46,11 +45,12 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
 
     def __post_init__(self) -> None:
         for name in self.hooks:
-            _check(name, self.ranks)
+            if name != ALONE:
+                HookCell(hook=name, model="mlp", data="digits", ranks=self.ranks)  # raises ConfigError
+                if hook(name).served:
+                    raise ConfigError(f"method {name!r} needs a server; here ranks train among themselves")
         if len(self.layers) != 2 or not 0 < self.layers[0] < self.layers[1]:
             raise ConfigError(f"models of {list(self.layers)} layers; needed are two numbers, the larger one last")
-        if self.ranks < 2:
-            raise ConfigError(f"{self.ranks} ranks; needed are 2")
         if not STATUS.exists():
             raise ConfigError(f"a process's memory is read from {STATUS}, which only Linux has")
 
@@ -86,14 +86,3 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
 
     def line(self, cell: MemoryCell, figures: MemoryRun) -> str:
         return f"{cell}: {figures.held:.1f} bytes a parameter, {figures.peak:.1f} at most"
-
-
-def _check(name: str, ranks: int) -> None:
-    """Raises ConfigError where a method cannot be measured here."""
-    if name == ALONE:
-        return
-    named = hook(name)
-    if named.sharded == "hsdp" and ranks % SITES:
-        raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
-    if named.served:
-        raise ConfigError(f"method {name!r} needs a server; here ranks train among themselves")

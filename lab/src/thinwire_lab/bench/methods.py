@@ -1,7 +1,6 @@
-"""What a rank trains with: plain DDP, a hook of torch's or ours, local updates, or FSDP2.
+"""The training methods of a rank: plain DDP, a hook of torch's or ours, local updates, or FSDP2.
 
-Every method has the same training loop around it: `model` is called, `optimizer`'s rates follow the schedule, and
-`step` ends a step.
+All methods share one training loop, which calls `model`, sets `optimizer`'s learning rates and calls `step`.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 else:
     sharding = LazyModule("thinwire_lab.bench.sharding")
 
-POWERSGD_BUCKET_MB = 100
+ONE_BUCKET_MB = 1_000_000
 _closed: list[Method] = []
-"""Models of ranks that are done, until the process ends: torch, which frees DDP's wrapper, waits for gloo's thread with
-the interpreter's lock held, and that thread may be waiting for the lock, to free the last collective's tensors."""
+"""Keeps models until the process ends. When torch frees DDP's wrapper, it waits for gloo's thread while it holds the
+interpreter's lock, and that thread may wait for the lock: a deadlock."""
 
 
 class Method:
-    """A model and its optimizer; nothing is exchanged.
+    """A model and its optimizer, without any exchange.
 
     Attributes:
-        clips: whether clipping has an effect after the backward pass; otherwise gradients have left by then.
-        together: whether all ranks evaluate the model, of which each holds a part.
+        clips: whether clipping after the backward pass has an effect; not if gradients are sent before.
+        together: whether all ranks evaluate the model together, each with a part of it.
     """
 
     together = False
@@ -51,30 +50,30 @@ class Method:
 
     @property
     def exchange_seconds(self) -> float | None:
-        """What exchanges have taken of the training loop so far; None where they are not told apart from it."""
+        """Seconds of exchanges in the training loop so far; None if the method does not measure them."""
         return None
 
     def step(self) -> None:
-        """Takes a step, with the gradients that the backward pass left."""
+        """Takes a step with the backward pass's gradients."""
         self.optimizer.step()
 
     def finish(self) -> None:
-        """Exchanges what local steps have changed since the last exchange."""
+        """Exchanges the changes of local steps since the last exchange."""
 
     def shared_weights(self) -> AbstractContextManager[None]:
-        """Gives the model the parameters that all ranks share, within the block."""
+        """Gives the model the ranks' common parameters within the block."""
         return nullcontext()
 
     def report(self) -> str:
-        """Returns what our own hook says of the training."""
+        """Returns the report of our hook."""
         return ""
 
     def weights(self) -> str:
-        """Returns a digest of the model's parameters, which all ranks agree on."""
+        """Returns a digest of the model's parameters, equal on all ranks."""
         return weights_digest(self.model)
 
     def close(self) -> None:
-        """Ends what the method opened; the model stays until the process ends."""
+        """Closes the method's connections; the model stays until the process ends."""
         _closed.append(self)
 
 
@@ -82,8 +81,8 @@ class Hooked(Method):
     """DDP with the cell's hook."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, cell: HookCell) -> None:
-        cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
-        model = DistributedDataParallel(module, bucket_cap_mb=cap)
+        # With more than one bucket PowerSGD aborts or hangs on gloo.
+        model = DistributedDataParallel(module, bucket_cap_mb=ONE_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
         super().__init__(model, optimizer)
         self._state = install(model, cell)
 
@@ -92,7 +91,7 @@ class Hooked(Method):
 
 
 class Distributed(Method):
-    """A design: every rank averages a share of the model, or a parameter server has it all."""
+    """A design: every rank averages a share of the model, or a parameter server averages all."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int, server: str | None = None
@@ -121,7 +120,7 @@ class Distributed(Method):
 
 
 class Sharded(Method):
-    """FSDP2 or HSDP, by the hook's name; the optimizer is made of the parameters that sharding puts in place."""
+    """FSDP2 or HSDP, by the hook's name; `optimizer` makes the optimizer of the sharded parameters."""
 
     together = True
 
@@ -146,7 +145,7 @@ def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState
     """Registers the cell's hook. Returns our state where it is ours."""
     named = hook(cell.hook)
     if named.codec is not None:
-        # The link is not thin yet: measuring it here would only mislead.
+        # The link is not thin yet, so a measurement of it would mislead.
         return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
     if named.auto is not None:
         return ddp.compress(model, AUTO, start_step=named.start_step, seed=cell.seed, measure_link=False, **named.auto)
@@ -165,7 +164,7 @@ def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState
 
 
 def bf16_hook(_state, bucket):  # type: ignore[no-untyped-def]
-    """What torch's bf16 hook does, on gloo: DDP compares annotations with types, so there are none here."""
+    """Does the same as torch's bf16 hook, on gloo. It has no annotations, for DDP compares them with types."""
     buffer = bucket.buffer()
     narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
     future = dist.all_reduce(narrow, async_op=True).get_future()

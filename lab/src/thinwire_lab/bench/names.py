@@ -1,9 +1,9 @@
-"""The names of measured methods, and what each says.
+"""The names of measured methods.
 
-A DDP hook has torch's own name, or that of our codec with `start_step` in the same brackets:
-`3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. PowerSGD can
-begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute`. `server:DESIGN` is a
-design at a parameter server. `fsdp:METHOD` and `hsdp:METHOD` shard the model; a method is a codec or `none`.
+A DDP hook has torch's name, or that of our codec with `start_step` in the same brackets: `3lc[s=1.75,start_step=50]`
+stands for `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)`. PowerSGD takes a `start_step` too. A design of
+local updates, as in `diloco[h=30]`, trains through `tw.distribute`. `server:DESIGN` is a design at a parameter server.
+`fsdp:METHOD` and `hsdp:METHOD` shard the model; a method is a codec or `none`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from thinwire_lab.bench.options import STOCK
 
 NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
-    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+    "powersgd-1": "one bucket: with more it aborts or hangs on gloo",
 }
-"""What to know of a hook, by id."""
+"""Notes on hooks, by id."""
 
 POWERSGD = "powersgd-"
 SERVED = "server:"
 SHARDED = ("fsdp:", "hsdp:")
-"""The beginnings of names whose methods shard the model."""
+"""Prefixes of methods that shard the model."""
 POWERSGD_START = 2
-"""PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
+"""PowerSGD's minimum: its error feedback and warm start need two uncompressed steps."""
 SITES = 2
-"""Of `hsdp`: its ranks share a host at each."""
+"""Sites of `hsdp`; the ranks of a site share a host."""
 _OF_FSDP = ("gather", "start_step")
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """What a hook's name says."""
+    """A method by its name."""
 
     id: str
     codec: Codec | None
@@ -56,25 +56,20 @@ class Hook:
         return self.design.local.h if self.design and self.design.local else 1
 
     @property
-    def chooses(self) -> bool:
-        """Whether a controller chooses its codec during the training."""
-        return self.auto is not None
-
-    @property
     def recipe(self) -> str | None:
-        """The design whose recipe it trains with; None for the usual one."""
+        """The design with this method's recipe; None for the usual recipe."""
         return "demo" if self.id == "demo" else None
 
     @property
     def compresses(self) -> bool:
-        """Whether a codec of ours compresses one way at least; local updates in float32 both ways are uncompressed."""
+        """Whether a codec of ours compresses at least one way; local updates in float32 both ways are uncompressed."""
         if self.design is not None:
             return {self.design.up.id, self.design.down.id} != {"fp32"}
         return self.codec is not None or self.auto is not None
 
 
 def hook(name: str) -> Hook:
-    """Returns what a name says.
+    """Returns the method of a name.
 
     Example:
         >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").codec
@@ -93,7 +88,7 @@ def hook(name: str) -> Hook:
     start = options.pop("start_step", None)
     if found in STOCK:
         if options or (start is not None and not powersgd):
-            raise ConfigError(f"hook {name!r}: torch's hooks have no options here, but for PowerSGD's start_step")
+            raise ConfigError(f"hook {name!r}: torch's hooks have no options here except PowerSGD's start_step")
     elif found == AUTO:
         if unknown := sorted(options.keys() - {"lag_limit", "target"}):
             raise ConfigError(f"hook {name!r}: {', '.join(unknown)}; allowed are lag_limit, target and start_step")
@@ -114,7 +109,7 @@ def hook(name: str) -> Hook:
 
 
 def _sharded(name: str) -> Hook:
-    """Returns what a kind and a method say, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
+    """Returns the sharded method of a name, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
     kind, _, method = name.partition(":")
     found, given = parse_name(method, "codec")
     if found == "none" and given:
@@ -126,12 +121,10 @@ def _sharded(name: str) -> Hook:
 
 
 def last_line(error: str) -> str:
-    """Returns the cause of a method's failure, for a table; the file of results has the ranks' tracebacks before it.
+    """Returns the cause of a method's failure, for a table; the file of results has the ranks' tracebacks.
 
     >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
     '[rank1]: NonFiniteError: w'
-    >>> last_line("EngineError: the ranks ended with different models")
-    'EngineError: the ranks ended with different models'
     """
-    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # the engine indents quotes
     return quoted[-1] if quoted else error

@@ -1,9 +1,9 @@
-"""One training of a bundled model with one method, under `thinwire run` or torchrun; prints what came out as JSON.
+"""One training of a bundled model with one method, under `thinwire run` or torchrun; prints its results as JSON.
 
     thinwire run --link 100mbit -- -m thinwire_lab.bench.one_line --model byte-transformer-1m --method one-line
 
 A method is `none`, `auto`, `one-line` (`tw.distribute(model, optimizer)`), a codec, or a design of local updates. The
-link is thin from the beginning: what a method measures before it chooses is part of the run.
+link is thin from the beginning, so the run includes a method's measurements of the link.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ import thinwire as tw
 from thinwire.hooks import ddp
 from thinwire_lab.bench.cells import BATCHES
 from thinwire_lab.bench.names import hook
+from thinwire_lab.bench.ranks import held_out
 from thinwire_lab.workloads.evaluate import evaluate
+from thinwire_lab.workloads.models import TEXT_MODELS
 from thinwire_lab.workloads.recipe import for_workers, schedule
 from thinwire_lab.workloads.recipes import recipe
 from thinwire_lab.workloads.training import training
 
 WARM_UP = 20
-"""Steps that are in no median of seconds."""
-
+"""Steps without timing."""
 WINDOW = 20
-"""A training loss is the mean of the ranks' last 20 steps."""
+"""The training loss is the mean over the ranks' last 20 steps."""
+EVAL_EXAMPLES = 512
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="byte-transformer-1m")
-    parser.add_argument("--data", default=None, help="by default python-text, digits for images")
     parser.add_argument("--method", default="one-line")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds; 0: after all steps")
-    parser.add_argument("--target", type=float, default=None, help="end where the training loss has come down to this")
+    parser.add_argument("--data", default=None, help="by default python-text, digits for images")
+    parser.add_argument("--seconds", type=float, default=0.0, help="time limit; 0: all steps")
+    parser.add_argument("--target", type=float, default=-1.0, help="end at this training loss")
     parser.add_argument("--lr", type=float, default=None)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eval-examples", type=int, default=512)
     args = parser.parse_args()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    text = "transformer" in args.model
-    data = args.data or ("python-text" if text else "digits")
+    data = args.data or ("python-text" if args.model in TEXT_MODELS else "digits")
     found = for_workers(recipe(args.model, data), ranks)
     batch = BATCHES.get(args.model, found.batch)
     found = replace(found, batch=batch, lr=args.lr or found.lr, steps=args.steps)
@@ -78,7 +78,7 @@ def main() -> None:
         losses.append(float(made.backward(through=model)))
         optimizer.step()
         ends.append(time.perf_counter())
-        if args.target is not None and step % 5 == 4 and _mean_of_ranks(losses[-WINDOW:]) <= args.target:
+        if args.target > 0 and step % 5 == 4 and _over(_sum_of_ranks(losses[-WINDOW:]).mean() <= ranks * args.target):
             break
         if args.seconds and _over(ends[-1] - ends[0] > args.seconds and step >= WARM_UP):
             break
@@ -88,12 +88,8 @@ def main() -> None:
         report = str(local.report())
     elif state is not None:
         report = str(ddp.report(state))
-    rows = torch.arange(min(args.eval_examples, len(made.dataset.test_x)))
-    rows = rows * len(made.dataset.test_x) // len(rows)
-    tested = replace(made.dataset, test_x=made.dataset.test_x[rows], test_y=made.dataset.test_y[rows])
-    score = evaluate(made.model, tested)
-    means = torch.tensor(losses)
-    dist.all_reduce(means)
+    score = evaluate(made.model, held_out(made.dataset, EVAL_EXAMPLES))
+    sums = _sum_of_ranks(losses)
     if rank == 0:
         seconds = [after - before for before, after in pairwise(ends)]
         kept = seconds[WARM_UP:] or seconds
@@ -103,7 +99,7 @@ def main() -> None:
                     **{name: getattr(args, name) for name in ("model", "method", "steps", "seed")},
                     "lr": found.lr,
                     "steps_taken": len(seconds),
-                    "training_loss": float(means[-WINDOW:].mean()) / ranks,
+                    "training_loss": float(sums[-WINDOW:].mean()) / ranks,
                     "loss": score.loss,
                     "accuracy": score.accuracy,
                     "seconds_per_step": statistics.fmean(kept),
@@ -111,29 +107,29 @@ def main() -> None:
                     "cpu_seconds_per_step": cpu / len(seconds),
                     "total_seconds": sum(seconds),
                     "report": report,
-                    "train_losses": [round(each, 4) for each in (means / ranks).tolist()],
+                    "train_losses": [round(each, 4) for each in (sums / ranks).tolist()],
                 }
             ),
             flush=True,
         )
     if local is not None:
         local.close()
-    # torch joins gloo's threads holding the interpreter's lock where a model in DDP outlives the group: it can hang.
+    # If a model in DDP outlives the group, torch joins gloo's threads with the interpreter's lock held: a deadlock.
     del model, state
     dist.destroy_process_group()
 
 
-def _mean_of_ranks(losses: list[float]) -> float:
-    mean = torch.tensor(statistics.fmean(losses))
-    dist.all_reduce(mean)
-    return float(mean) / dist.get_world_size()
+def _sum_of_ranks(losses: list[float]) -> torch.Tensor:
+    sums = torch.tensor(losses)
+    dist.all_reduce(sums)
+    return sums
 
 
-def _over(over: bool) -> bool:
-    """Whether rank 0 ends the run; all ranks call it."""
-    told = torch.tensor([float(over)])
-    dist.broadcast(told, 0)
-    return bool(told)
+def _over(over: bool | torch.Tensor) -> bool:
+    """Returns rank 0's decision to end the run; all ranks call it."""
+    decision = torch.tensor([float(over)])
+    dist.broadcast(decision, 0)
+    return bool(decision)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The options of each benchmark with their defaults, which a command line can show.
+"""The options of each benchmark with their defaults.
 
 The benchmarks check them: `thinwire bench hooks --help` reads this file alone, and imports no torch.
 """
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
-"""What torch ships, and `none` for plain DDP."""
+"""Torch's hooks, and `none` for plain DDP."""
 
 ALONE = "alone"
-"""A training that exchanges nothing."""
+"""A training without any exchange."""
 
 OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
-"""Our hooks, unless told otherwise."""
+"""Our hooks by default."""
 
 LATE = "3lc[s=1.75,entropy=zstd,start_step=25]"
-"""Without uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
+"""Without uncompressed steps it diverges at the common learning rate, because its residual lags by more steps."""
 
 RUNNERS = ("3lc[s=1.0]", "powersgd-1", LATE, "powersgd-2", "powersgd-4", "fp16", "bf16")
-"""A race to an accuracy, unless told otherwise. Small messages come first: the best time so far stops the others."""
+"""The hooks of a race to an accuracy. Small messages come first: the best time so far stops slower hooks."""
 
 RACERS = (
     *("none", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "3lc[s=1.0]"),
     *("update", "local-sgd[h=4]", "diloco[h=30]", "diloco[h=30,codec=fp32]"),
 )
-"""A race to a loss, unless told otherwise: torch's hooks, ours, and local updates with and without a codec."""
+"""The methods of a race to a loss: torch's hooks, ours, and local updates with and without a codec."""
 RATES = (2e-3, 4e-3, 8e-3)
-"""Learning rates that it tries each method with."""
+"""Learning rates of each method in a race to a loss."""
 IMAGES, TEXT = "fashion-mnist", "python-text"
-"""Data of models that see images, and of those that read text, unless told otherwise."""
+"""Default data of image models and of text models."""
 
 
 @dataclass(kw_only=True)
@@ -60,8 +60,6 @@ class HooksOptions:
     lr: float | None = None
     seeds: int = 1
     seed: int = 0
-    bucket_cap_mb: int | None = None
-    data_root: str | None = None
     device: str = "cpu"
 
 
@@ -102,7 +100,7 @@ METHODS = (
     *("server:fp32", "server:int8", "server:3lc[s=1.0]", "server:3lc[s=1.75]"),
     *("local-sgd[h=4,codec=fp32]", "local-sgd[h=4,codec=int8]", "local-sgd[h=4,codec=3lc]"),
 )
-"""Of each kind the uncompressed one comes first."""
+"""The uncompressed method of each kind comes first."""
 
 PAYS_MODELS = ("mlp", "lenet5", "resnet8", "byte-transformer", "lenet", "byte-transformer-1m")
 PAYS_LINKS = ("none", "1gbit", "100mbit", "50mbit", "10mbit")

@@ -1,4 +1,4 @@
-"""What measured sweeps say: speed-ups over uncompressed training, and how good predictions were."""
+"""The results of measured sweeps: speed-ups over uncompressed training, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from thinwire_lab.jobs.grid import Measured
 
 KINDS = {"ddp": "DDP hook", "server": "server", "local": "local updates"}
 CLOSE = 1.05
-"""A verdict is right where what it advises is measured at most so many times as slow as the other choice."""
-BARS = (0.10, 0.20)
-"""What predictions are to keep to: the median and the worst difference, as shares of the measured seconds."""
+"""A verdict is right if the advised method is measured at most this many times as slow as the other choice."""
+GOOD = 0.10
+"""A good prediction's largest error, as a share of the measured seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweptMethod:
-    """A model, and a way to train it, on all links: their rates with commas between."""
+    """A model and a training method on all links; `links` has their rates with commas between."""
 
     model: str
     method: str
@@ -48,12 +48,12 @@ class SweptMethod:
 
     @property
     def period(self) -> int:
-        """Steps between two exchanges; methods of different ones are not held against each other."""
+        """Steps between two exchanges; only methods of one period are compared."""
         return hook(self.method).period
 
     @property
     def uncompressed(self) -> bool:
-        """Whether the others of its kind are held against it."""
+        """Whether the method is the baseline of its kind."""
         named = hook(self.method)
         return named.id == "none" or not named.compresses
 
@@ -67,12 +67,12 @@ class AtLink(Figures, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """By how much the prediction exceeds the measured seconds, as a share of those."""
+        """The prediction's error as a share of the measured seconds."""
         return self.predicted_s / self.measured_s - 1
 
 
 class Paid(Figures, frozen=True, kw_only=True):
-    """One sweep, without links that it did not get to, and a step without any exchange as the planner measured it."""
+    """One sweep up to its last measured link, and the planner's measurement of a step without any exchange."""
 
     at: list[AtLink]
     alone_s: float
@@ -81,12 +81,12 @@ class Paid(Figures, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Models at links: what compression brings to training of one kind; None where it was not measured.
+    """The gain by compression for one model, link and kind of training; None if not measured.
 
     Attributes:
-        best: the fastest fixed method that compresses, as measured; speed-ups are over uncompressed.
-        advised: what the planner would take; the name of the uncompressed method where it would not compress.
-        right: what it advises is measured at most 1.05 times as slow as the best choice between that and the other.
+        best: the fastest fixed compressing method, as measured; speed-ups are over uncompressed.
+        advised: the planner's choice; the uncompressed method if compression does not pay.
+        right: whether the advised method is measured at most 1.05 times as slow as the alternative.
     """
 
     model: str
@@ -133,7 +133,7 @@ def prediction_tables(measured: Measured[SweptMethod, Paid]) -> list[Table]:
 
 
 def compare(measured: Measured[SweptMethod, Paid]) -> list[Compared]:
-    """Returns what compression brings, by model, link, kind and period; without what has no uncompressed run."""
+    """Returns the gains by compression, by model, link, kind and period; only with an uncompressed run."""
     rows = []
     ways = sorted({(cell.kind, cell.period) for cell in measured}, key=lambda way: (list(KINDS).index(way[0]), way[1]))
     for model in dict.fromkeys(cell.model for cell in measured):
@@ -159,8 +159,8 @@ def _kind(row: Compared) -> str:
 def _compared(
     model: str, link: str, kind: str, period: int, plain: AtLink, found: Mapping[SweptMethod, AtLink]
 ) -> Compared:
-    auto = next((at for cell, at in found.items() if hook(cell.method).chooses), None)
-    fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and not hook(cell.method).chooses}
+    auto = next((at for cell, at in found.items() if hook(cell.method).auto is not None), None)
+    fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and hook(cell.method).auto is None}
     own = next(cell.method for cell, at in found.items() if at is plain)
     best = min(fixed, key=lambda name: fixed[name].measured_s, default=None)
     likely = min(fixed, key=lambda name: fixed[name].predicted_s, default=None)
@@ -186,29 +186,29 @@ def _compared(
 
 
 def summary(measured: Measured[SweptMethod, Paid]) -> dict[str, str]:
-    """Returns how good the predictions are, a sentence by kind; `auto`, which has no prediction of its own, is out."""
+    """Returns a sentence by kind on the errors of predictions; `auto` has no separate prediction."""
     said = {}
     rows = compare(measured)
     for kind, title in KINDS.items():
         errors = [
             abs(at.error)
             for cell, run in measured.items()
-            if cell.kind == kind and not hook(cell.method).chooses
+            if cell.kind == kind and hook(cell.method).auto is None
             for at in run.at
         ]
         verdicts = [row.right for row in rows if row.kind == kind and row.right is not None]
         if errors:
-            within = sum(each <= BARS[0] for each in errors)
+            within = sum(each <= GOOD for each in errors)
             said[kind] = (
                 f"{title}: predictions differ from measured steps by {statistics.median(errors):.0%} (median) and "
-                f"{max(errors):.0%} (worst), {within} of {len(errors)} within {BARS[0]:.0%}; "
+                f"{max(errors):.0%} (worst), {within} of {len(errors)} within {GOOD:.0%}; "
                 f"{sum(verdicts)} of {len(verdicts)} verdicts right"
             )
     return said
 
 
 def _short(name: str | None) -> str:
-    """Returns a method's codec, for a table whose lines say the rest.
+    """Returns a method's codec, for a table.
 
     >>> _short("server:int8"), _short("local-sgd[h=4,codec=3lc[s=1.5]]"), _short("none"), _short(None)
     ('int8', '3lc[s=1.5]', 'none', '–')
@@ -220,7 +220,7 @@ def _short(name: str | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns milliseconds with the digits that count.
+    """Returns milliseconds with three significant digits.
 
     >>> milliseconds(0.012345), milliseconds(1.23456)
     ('12.3', '1235')

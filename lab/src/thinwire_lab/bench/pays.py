@@ -1,10 +1,9 @@
-"""Does it pay? Measured step times of every way to train beside the planner's predictions, on links of many rates.
+"""Does it pay? Measured step times of training methods beside the planner's predictions, on links of many rates.
 
-One run sweeps a method over all links: its processes start once, warm up without a limit, and train on while the links
-change. The figure of a link is the median step; speed-ups are over uncompressed training of the same kind, by
-DDP, at a parameter server, or with local updates. The planner sees the same model, batch and machine, and nothing of
-the runs: its profile is measured before them, one thread at work as in each rank. Messages and shared processors cost
-what `thinwire plan` takes.
+One run sweeps a method over all links: its processes start once, warm up without a limit, and train while the links
+change. The figure of a link is the median step. Speed-ups are over uncompressed training of the same kind: DDP, a
+parameter server, or local updates. The planner profiles the same model, batch and machine before the runs, on one
+thread as in each rank; the costs of messages and shared processors are those of `thinwire plan`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.planner.costs import exchange_every
 from thinwire.planner.models import torch_threads
@@ -40,23 +38,23 @@ from thinwire_lab.bench.pay_rows import (
     prediction_tables,
     summary,
 )
-from thinwire_lab.engines.queues import first_thin
-from thinwire_lab.jobs.forks import forks
+from thinwire_lab.engines.namespaces import first_thin
+from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS
 from thinwire_lab.workloads.profiling import profile_workload
 from thinwire_lab.workloads.recipes import recipe
 
 WARM_EXCHANGES = 3
-"""Before the first link: whatever is compiled when it is first called has been by then."""
+"""Exchanges before the first link, in which kernels compile."""
 AUTO_SETTLES = 10
-"""Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
+"""Exchanges that `auto` gets to adapt to a changed link, and that do not count."""
 AUTO_SETTINGS, WIDE = (UNCOMPRESSED, "bf16", "int8", "3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]"), 3
-"""What is predicted of `auto`: its settings, of which adaptive optimizers have the first few."""
+"""The predicted settings of `auto`; adaptive optimizers have the first few."""
 PROFILED_STEPS = 160
-"""Some seconds of most models: a pause of the machine is in few of them."""
+"""Some seconds of most models, so that a pause of the machine affects few steps."""
 STEPS = 5000
-"""More than any sweep takes."""
+"""A limit above the steps of any sweep."""
 
 
 @dataclass(kw_only=True)
@@ -75,7 +73,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
             raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
         for name in self.methods:
             for made in _planned(name):
-                exchange_every(made)  # raises where the planner knows no step of it
+                exchange_every(made)  # raises ConfigError if the planner does not know it
         for cell in self.cells():
             recipe(cell.model, cell.data)
 
@@ -101,14 +99,12 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     def failed(self, figures: Paid) -> bool:
         return figures.error is not None
 
-    # ---- one sweep
-
     def measure(self, cell: SweptMethod, before: Measured[SweptMethod, Paid], tell: Tell) -> Paid:
         tell("profile")
         plan = self._plan(cell)
         rates = [parse_rate(link) for link in cell.rates]
         named = hook(cell.method)
-        settle = AUTO_SETTLES if named.chooses else 2
+        settle = AUTO_SETTLES if named.auto is not None else 2
         sweep = Sweep(rates, cell.seconds, period=named.period, settle=settle)
         run = measure(
             HookCell(
@@ -133,7 +129,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
         return Paid(at=at, alone_s=plan.profile.step_s, error=run.error or missing)
 
     def _plan(self, cell: SweptMethod) -> Plan:
-        """The plan of a model in one mode; no rank is running while it is measured."""
+        """Returns the plan of a model in one mode, measured while no rank runs."""
         if cell.model not in self._plans:
             batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
             profile = profile_workload(
@@ -146,11 +142,9 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
                 setting = Setting(workers=cell.ranks, mode=mode, cores=self.cores or os.cpu_count())
                 made[mode] = Plan(profile, planned, setting)
                 with torch_threads(1):
-                    made[mode].costs, made[mode].works  # measured now, while nothing else runs
+                    made[mode].costs, made[mode].works  # measures them now
             self._plans = {cell.model: made}
         return self._plans[cell.model]["server" if cell.kind == "server" else "collective"]
-
-    # ---- what is said
 
     def line(self, cell: SweptMethod, figures: Paid) -> str:
         if figures.error is not None:
@@ -169,10 +163,10 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
 
 
 def _planned(name: str) -> list[Design]:
-    """Returns the design that the planner takes for a hook; for DDP's controller, one for each of its settings."""
+    """Returns the planner's design for a hook; for DDP's controller, one for each of its settings."""
     named = hook(name)
     if named.start_step and (named.auto is not None or named.codec is not None):
-        raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
+        raise ConfigError(f"method {name!r}: every measured step is compressed; leave out start_step")
     if named.auto is not None:
         return [design(each) for each in AUTO_SETTINGS]
     if named.design is not None:
@@ -181,15 +175,10 @@ def _planned(name: str) -> list[Design]:
         return [design(UNCOMPRESSED)]
     if named.codec is None:
         raise ConfigError(f"method {name!r}: the planner knows designs and our codecs, and none of torch's hooks")
-    return [_coded(name, named.codec)]
-
-
-def _coded(name: str, codec: Codec) -> Design:
-    """What a hook with this codec is to the planner."""
-    return replace(design("3lc"), name=name, up=codec, down=codec)
+    return [replace(design("3lc"), name=name, up=named.codec, down=named.codec)]
 
 
 def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
-    """The predicted step; of DDP's controller that of the fastest setting that it may take."""
+    """Returns the predicted step; for DDP's controller that of the fastest allowed setting."""
     found = [plan.step_s(each.name, cell.ranks, bps) for each in _planned(cell.method)]
     return min(found[:WIDE] if is_adaptive_name(plan.profile.trainer.name) else found)

@@ -1,8 +1,8 @@
-"""What a user would take or write instead of a codec: general compressors, torch's quantisation, plain operators.
+"""A user's alternatives to a codec: general compressors, torch's quantisation, plain operators.
 
 General compressors work on the bytes of a gradient. They are lossless and keep no residual, so they gain little: the
-low mantissa bits are noise. zstd comes with thinwire; lz4 and blosc2 are measured where they are installed
-(`pip install lz4 blosc2`). 3LC in plain operators makes the same bytes as `tw.codec("3lc")` (a test says so).
+low mantissa bits are noise. zstd comes with thinwire; lz4 and blosc2 are measured if installed (`pip install lz4
+blosc2`). 3LC in plain operators makes the same bytes as `tw.codec("3lc")`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Peer(NamedTuple):
 
 
 def installed() -> dict[str, Peer]:
-    """Returns the compressors that are here, by name."""
+    """Returns the installed compressors by name."""
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
     found = {"raw zstd-1": Peer(lambda values: compressor.compress(values.data), decompressor.decompress)}
     if find_spec("lz4"):
@@ -55,31 +55,18 @@ def _blosc2(codec: str) -> Peer:
 
 
 def quantize_per_tensor(values: torch.Tensor) -> torch.Tensor:
-    """What stock torch offers: 8 bits a value, no residual."""
+    """Quantises with torch: 8 bits a value, no residual."""
     scale = float(values.abs().max()) / 127
     return torch.quantize_per_tensor(values, scale, 0, torch.qint8)
 
 
 def plain_torch(codec: Codec, values: torch.Tensor, residual: torch.Tensor) -> Callable[[], Any] | None:
-    """Returns the same scheme in plain torch operators, where there is an obvious way to write it."""
+    """Returns the same scheme in plain torch operators, if there is an obvious way to write it."""
     match codec.id:
         case "3lc":
             return lambda: encode_ternary(values, residual, 1.0)
-        case "topk":
-            count = max(1, values.numel() // 100)
-
-            def select() -> torch.Tensor:
-                residual.add_(values)
-                indices = residual.abs().topk(count).indices.sort().values
-                chosen = residual[indices]
-                residual[indices] = 0
-                return chosen
-
-            return select
         case "int8":
             return lambda: quantize_per_tensor(values).int_repr()
-        case "fp16":
-            return lambda: values.to(torch.float16)
         case "bf16":
             return lambda: values.to(torch.bfloat16)
         case _:
@@ -100,7 +87,7 @@ def encode_ternary(gradient: torch.Tensor, residual: torch.Tensor, sparsity: flo
 
 
 def zero_runs(codes: torch.Tensor) -> torch.Tensor:
-    """Zero-run encoding: position in its run decides what each zero code becomes."""
+    """Encodes zero runs: a zero code's position in its run decides its output."""
     zero = codes == ZERO_CODE
     _, counts = torch.unique_consecutive(zero, return_counts=True)
     starts = counts.cumsum(0) - counts

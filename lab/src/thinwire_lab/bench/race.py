@@ -1,14 +1,13 @@
-"""A race: which method brings a model to a target in the fewest seconds of training on a thin link.
+"""A race: the method that brings a model to a target in the fewest seconds of training on a thin link.
 
-To a test accuracy, of models that see images: all methods have the same weights, data order, batches and learning rates
-by step, and train on the link. A method whose first steps are uncompressed pays for them on the clock. The clock stands
-still during rank 0's evaluations. A run that has taken several times the best time so far, without the target, is
-stopped; its time is then a lower bound.
+Image models race to a test accuracy. All methods have the same weights, data order, batches and learning rates by step,
+and train on the link; uncompressed first steps count. The clock pauses during rank 0's evaluations. A run that misses
+the target in several times the best time so far is stopped, and its time is a lower bound.
 
-To a held-out loss, of models that read text: a link changes the time of a step and not its result. So a method trains
-in full on links without a limit, and a shorter run on each thin link gives its seconds per step (3LC §4.3). With the
-first seed it runs at every rate of the grid; with the other seeds, and on the links, at the rate of the lowest loss. A
-timed run has whole periods between exchanges and no uncompressed beginning, so no method may begin late.
+Text models race to a held-out loss. A link changes the time of a step and not its result: a method trains in full on
+links without a limit, and a shorter run on each thin link gives its seconds per step (3LC §4.3). The first seed runs at
+every learning rate of the grid; other seeds and the links use the learning rate of the lowest loss. A timed run has
+whole periods between exchanges and no uncompressed beginning, so no method may begin late.
 """
 
 from __future__ import annotations
@@ -34,47 +33,45 @@ from thinwire_lab.bench.standings import Standing, best_rate, is_timed, last_los
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS
 
-HEADER = ("method", "rate", "by seed", "median", "beside none", "to target: steps", "bytes", "s", "of best other")
+HEADER = ("method", "lr", "by seed", "median", "beside none", "to target: steps", "bytes", "s", "of best other")
 
 
 @dataclass(kw_only=True)
 class Race(RaceOptions, HooksBench):
-    """Seconds of training to an accuracy or a loss, of every method; the rate's schedule is as long as `steps`."""
+    """Seconds of every method's training to an accuracy or a loss; the learning rate's schedule has `steps` steps."""
 
     def __post_init__(self) -> None:
         text = [model in TEXT_MODELS for model in self.models]
         self.to_loss = any(text)
         if self.to_loss and not all(text):
-            raise ConfigError(f"models {', '.join(self.models)}: some read text and some images; race them apart")
+            raise ConfigError(f"models {', '.join(self.models)}: race text models and image models separately")
         self.hooks = self.hooks or (RACERS if self.to_loss else RUNNERS)
         self.eval_every = self.eval_every or (50 if self.to_loss else 25)
         self.eval_examples = self.eval_examples or (512 if self.to_loss else 2000)
         if self.rates and self.lr is not None:
-            raise ConfigError("--lr is one rate and --rates a grid: give one of them")
+            raise ConfigError("--lr is one learning rate and --rates a grid: give one of them")
         self.rates = self.rates or (RATES if self.lr is None else (self.lr,))
         if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
-            raise ConfigError(f"rates {list(self.rates)}; all of them are positive")
+            raise ConfigError(f"rates {list(self.rates)}; learning rates are positive")
         if not self.give_up >= 1:
             raise ConfigError(f"give_up={self.give_up}; a race needs 1 or more")
         super().__post_init__()
         for name in self.hooks if self.to_loss else ():
             if hook(name).start_step > WARMUP:
                 raise ConfigError(
-                    f"hook {name!r}: start_step: a loss by wall time has one number of seconds for all steps on a "
-                    "link, and uncompressed ones take another; leave it out"
+                    f"hook {name!r}: a race to a loss assumes equal seconds for all steps on a link, and uncompressed "
+                    "steps take longer; leave out start_step"
                 )
 
-    # ---- the grid
-
     def clocked(self, cell: HookCell) -> HookCell:
-        """Returns the run unchanged: uncompressed steps at a race's beginning are on the clock."""
+        """Returns the run unchanged: in a race the uncompressed first steps count."""
         return cell
 
     def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
         return replace(super().cell(model, link, seed, name), target=None if self.to_loss else self.target_accuracy)
 
     def cells(self) -> list[HookCell]:
-        """To a loss, full runs of a method come before those on links; a rate of None is the best of the grid."""
+        """Returns the runs; to a loss, a method's full runs come first, and `lr` None means the grid's best."""
         if not self.to_loss:
             return super().cells()
         return [each for model in self.models for name in self.hooks for each in self._of(model, name)]
@@ -91,13 +88,11 @@ class Race(RaceOptions, HooksBench):
         ]
 
     def key(self, cell: HookCell) -> dict[str, Any]:
-        """As of any grid; a full run to a loss is the same whatever the limit of those on links is."""
+        """Returns the key of a result; the full runs to a loss do not depend on the timed runs' limit."""
         limit = {} if self.to_loss else {"give_up": self.give_up}
         if self.to_loss and is_timed(cell):
             limit = {"timed_seconds": self.timed_seconds}
         return super().key(cell) | limit
-
-    # ---- one run
 
     def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
         if not self.to_loss:
@@ -111,26 +106,24 @@ class Race(RaceOptions, HooksBench):
             return measure(cell, tell=tell, counted=True)
         rate = best_rate(cell.model, cell.hook, before)
         if rate is None:
-            error = f"{cell.hook} ended with a loss at no rate of the grid"
+            error = f"{cell.hook} ended with a loss at no learning rate of the grid"
             return HookRun(curve=[], steps_done=0, seconds=0.0, ended="error", error=error)
         limit_s = self.timed_seconds if is_timed(cell) else None
         run = measure(replace(cell, lr=rate), limit_s=limit_s, tell=tell, counted=True)
         return msgspec.structs.replace(run, lr=rate)
 
     def failed(self, figures: HookRun) -> bool:
-        """Whether a run failed; a rate at which training diverges is an outcome of a race to a loss."""
+        """Returns whether a run failed; in a race to a loss a run that diverges did not."""
         return figures.error is not None and not (self.to_loss and NonFiniteError.__name__ in figures.error)
 
     def outdated(self, cell: HookCell, figures: HookRun, before: Measured[HookCell, HookRun]) -> bool:
-        """Whether a run failed, or was made at a rate that is no longer the best one."""
+        """Returns whether a run failed, or was made at a learning rate that is no longer the best."""
         chosen = self.to_loss and cell.lr is None
         return self.failed(figures) or (chosen and figures.lr != best_rate(cell.model, cell.hook, before))
 
-    # ---- what came out
-
     def line(self, cell: HookCell, figures: HookRun) -> str:
         seconds, steps = figures.seconds, figures.steps_done
-        named = f"{cell}, rate {cell.lr or figures.lr or 0:g}" if self.to_loss else str(cell)
+        named = f"{cell}, learning rate {cell.lr or figures.lr or 0:g}" if self.to_loss else str(cell)
         if figures.error is not None:
             return f"{named}: failed after {steps} steps: {last_line(figures.error)}"
         if self.to_loss and is_timed(cell):
@@ -149,11 +142,11 @@ class Race(RaceOptions, HooksBench):
 
     @property
     def goal(self) -> str:
-        """The target, in words."""
+        """The target as text."""
         return f"the loss of none + {self.margin:g}" if self.to_loss else f"{self.target_accuracy:.1%}"
 
     def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
-        """One for each model and link."""
+        """Returns one table for each model and link."""
         rows, tables = self.standings(measured), []
         for model, link in dict.fromkeys((row.model, row.link) for row in rows):
             lines = [self._line(row) for row in rows if (row.model, row.link) == (model, link)]
@@ -162,7 +155,7 @@ class Race(RaceOptions, HooksBench):
         return tables
 
     def _line(self, row: Standing) -> list[str]:
-        """A line of the table; `>` is a lower bound, of a run that did not reach the target."""
+        """Returns a line of the table; `>` marks a lower bound, of a run that did not reach the target."""
         form, beside = (".3f", "+.3f") if self.to_loss else (".2%", "+.2%")
 
         def by_seed(seed: int) -> str:
@@ -184,33 +177,10 @@ class Race(RaceOptions, HooksBench):
             *(size(row.sent_bytes_per_step), number_text(row.cpu, ".2f", "×")),
         ]
 
-    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
-        return [*super().notes(measured), *auto_notes(self.standings(measured))]
-
     def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
         rows = [row for row in self.standings(measured) if any(row.curves)]
         what = "held-out loss (nats a byte)" if self.to_loss else "test accuracy"
         return draw(rows, what, None if self.to_loss else self.target_accuracy) if rows else None
-
-
-def auto_notes(rows: Sequence[Standing]) -> list[str]:
-    """Returns how `auto` stands beside the best fixed setting, uncompressed included, by model and link."""
-    notes = []
-    for row in (row for row in rows if hook(row.method).chooses and row.seconds_to_target is not None):
-        fixed = [
-            (other.seconds_to_target, other.method)
-            for other in rows
-            if (other.model, other.link) == (row.model, row.link)
-            and not hook(other.method).chooses
-            and other.seconds_to_target is not None
-        ]
-        if fixed and row.seconds_to_target is not None:
-            seconds, best = min(fixed)
-            share = row.seconds_to_target / seconds
-            notes.append(
-                f"{row.model}, {row.link}: {row.method} takes {share:.2f} of the best fixed setting's time, {best}'s"
-            )
-    return notes
 
 
 def draw(rows: Sequence[Standing], score: str, target: float | None) -> Chart:
@@ -233,7 +203,7 @@ def draw(rows: Sequence[Standing], score: str, target: float | None) -> Chart:
                 x_label="seconds of training",
                 y_label=score,
                 series=series,
-                x_log=True,  # methods differ by tens of times
+                x_log=True,
             )
         )
     return Chart(name="race", caption=f"The {score} over the time of training.", panels=panels)

@@ -1,8 +1,4 @@
-"""One rank of a measurement: the training loop of each kind of cell.
-
-A loop trains and reports. A hook's loop exchanges what a design of local updates has left at the last step, on the
-clock.
-"""
+"""One rank of a measurement: the training loop of each kind of cell."""
 
 from __future__ import annotations
 
@@ -19,12 +15,27 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.engines.events import Event
-from thinwire_lab.bench.cells import STATUS, Ended, Held, HookCell, HookRank, MemoryCell, MemoryRank, Scored
+from thinwire_lab.bench.cells import (
+    SILENCE_S,
+    STATUS,
+    STOPPED,
+    WARM,
+    Ended,
+    Gates,
+    Held,
+    HookCell,
+    HookRank,
+    MemoryCell,
+    MemoryRank,
+    Rank,
+    Scored,
+    Stepped,
+    Stopped,
+    Warm,
+)
 from thinwire_lab.bench.methods import Distributed, Hooked, Method, Sharded
-from thinwire_lab.bench.names import POWERSGD, SHARDED, hook
+from thinwire_lab.bench.names import SHARDED, hook
 from thinwire_lab.bench.options import ALONE
-from thinwire_lab.bench.roles import SILENCE_S, STOPPED, WARM, Gates, Rank, Stepped, Stopped, Warm
-from thinwire_lab.jobs.devices import wait_for
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.evaluate import evaluate
 from thinwire_lab.workloads.recipe import build_optimizer, schedule
@@ -33,13 +44,13 @@ from thinwire_lab.workloads.training import Training, training
 Report = Callable[[Event], None]
 
 _ALONE_STEPS = 6
-"""Steps without any exchange, for the CPU time of computation; the first is not counted."""
+"""Steps without any exchange, for the CPU time of computation; the first does not count."""
 _WIDTH = 1024
-"""Of the linear layers whose memory is measured: a million parameters each."""
+"""Width of the linear layers in memory measurements: a million parameters each."""
 _MMAP_THRESHOLD, _MMAP_NBYTES = -3, 128 * 1024  # malloc.h
 
 
-def play(role: Rank, report: Report) -> None:
+def run(role: Rank, report: Report) -> None:
     """Joins the process group of all ranks, on one thread, and trains as one of them."""
     assert isinstance(role, HookRank | MemoryRank)
     torch.set_num_threads(1)
@@ -53,11 +64,8 @@ def play(role: Rank, report: Report) -> None:
     if isinstance(role, HookRank):
         train(role, report)
     else:
-        hold(role, report)
+        measure_memory(role, report)
     dist.destroy_process_group()
-
-
-# ---- with a hook
 
 
 def train(role: HookRank, report: Report) -> None:
@@ -69,10 +77,9 @@ def train(role: HookRank, report: Report) -> None:
         rank=rank,
         workers=cell.ranks,
         seed=cell.seed,
-        data_root=cell.data_root,
         device=torch.device(cell.device),
     )
-    tested = _held_out(made.dataset, cell)
+    tested = held_out(made.dataset, cell.eval_examples)
     dist.barrier()
     alone = _cpu_alone(made.copy())
     named = hook(cell.hook)
@@ -97,7 +104,7 @@ def train(role: HookRank, report: Report) -> None:
         last = number + 1 == cell.steps
         if last:
             method.finish()
-            wait_for(made.device)
+            made.wait()
         seconds.append(time.perf_counter() - began)
         cpu += time.process_time() - used
         exchange += (method.exchange_seconds or 0.0) - exchanged
@@ -128,16 +135,16 @@ def train(role: HookRank, report: Report) -> None:
 
 
 def _score(module: nn.Module, method: Method, tested: Dataset, step: int, seconds: float) -> Scored:
-    """Evaluates the parameters that all ranks share."""
+    """Evaluates the ranks' common parameters."""
     with method.shared_weights():
         score = evaluate(module, tested)
     scored = Scored(step=step, seconds=seconds, accuracy=score.accuracy)
     return scored if tested.task != "bytes" else msgspec.structs.replace(scored, loss=score.loss)
 
 
-def _held_out(dataset: Dataset, cell: HookCell) -> Dataset:
-    """The examples to score on: the first of the test set, or of text evenly spaced ones, for its files differ."""
-    count = len(dataset.test_x) if cell.eval_examples is None else min(cell.eval_examples, len(dataset.test_x))
+def held_out(dataset: Dataset, most: int | None) -> Dataset:
+    """Returns some test examples: the first ones, or windows of text at equal distances, for its files differ."""
+    count = len(dataset.test_x) if most is None else min(most, len(dataset.test_x))
     rows = torch.arange(count)
     if dataset.task == "bytes":
         rows = rows * len(dataset.test_x) // count
@@ -145,7 +152,7 @@ def _held_out(dataset: Dataset, cell: HookCell) -> Dataset:
 
 
 def _training(made: Training, method: Method) -> Callable[[int], None]:
-    """Returns one step of training, to be called with its number."""
+    """Returns a function that takes the step with a number."""
 
     def step(number: int) -> None:
         for group in method.optimizer.param_groups:
@@ -153,13 +160,13 @@ def _training(made: Training, method: Method) -> Callable[[int], None]:
         method.optimizer.zero_grad()
         made.backward(through=method.model, clips=method.clips)
         method.step()
-        wait_for(made.device)
+        made.wait()
 
     return step
 
 
 def _cpu_alone(made: Training) -> float:
-    """CPU seconds of a step in which nothing is exchanged, beside other ranks that are as busy."""
+    """Returns the CPU seconds of a step without any exchange, while other ranks are as busy."""
     step = _training(made, Method(made.model, made.optimizer))
     step(0)
     used = time.process_time()
@@ -169,20 +176,17 @@ def _cpu_alone(made: Training) -> float:
 
 
 def _enough(cell: HookCell, score: float) -> bool:
-    """Whether all ranks stop here: rank 0 has scored the model, off the clock, and the others waited."""
+    """Returns whether all ranks stop, by rank 0's score; the other ranks wait for it."""
     enough = torch.tensor([float(cell.target is not None and score >= cell.target)])
     dist.broadcast(enough, 0)
     return bool(enough.item())
 
 
-# ---- for their memory
-
-
-def hold(role: MemoryRank, report: Report) -> None:
-    """Trains linear layers under AdamW, and reports what its process holds."""
+def measure_memory(role: MemoryRank, report: Report) -> None:
+    """Trains linear layers with AdamW, and reports the memory of its process."""
     cell = role.cell
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(_MMAP_THRESHOLD, _MMAP_NBYTES)  # glibc gives freed tensors back to the system, and keeps none
+        mallopt(_MMAP_THRESHOLD, _MMAP_NBYTES)  # glibc returns freed tensors to the system
     torch.manual_seed(cell.seed)
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(role.layers)))
     numel = sum(each.numel() for each in model.parameters())
@@ -211,9 +215,7 @@ def _method(cell: MemoryCell, model: nn.Module) -> Method:
     design = hook(cell.method).design
     if design is not None:
         return Distributed(model, optimizer, design, cell.seed)
-    one_bucket = 1_000_000 if cell.method.startswith(POWERSGD) else None  # with more it aborts, or hangs, on gloo
-    hooked = HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed, bucket_cap_mb=one_bucket)
-    return Hooked(model, optimizer, hooked)
+    return Hooked(model, optimizer, HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed))
 
 
 def _nbytes(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Every codec on real gradients: its size and its error."""
+"""Every codec's size and error on real gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.reports.codec_sample import Sample
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.recipes import recipe
 
 WARM_STEPS = 60
 
 
 def real_gradients(steps: int = WARM_STEPS) -> list[torch.Tensor]:
-    """The weight gradients of the digits MLP after `steps` steps of its recipe."""
+    """Returns the weight gradients of the digits MLP after `steps` steps of its recipe."""
     usual = recipe("mlp", "digits")
     job = Job(design="fp32", model="mlp", data="digits", workers=1, batch=usual.batch * usual.workers)
-    made = workload(job)
+    made = job.workload()
     for step in range(steps):
         if step:
             made.optimizer.step()

@@ -1,4 +1,4 @@
-"""FSDP2 and HSDP around a model, with `fsdp.compress` or without; apart, for FSDP takes a second to import."""
+"""FSDP2 and HSDP around a model, with `fsdp.compress` or without; a separate file, for FSDP imports in a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire_lab.bench.names import SITES
 
 
 def shard(module: nn.Module, name: str, *, seed: int) -> fsdp.ShardedState | None:
-    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
+    """Shards every linear or convolution layer, and the rest together; compresses the exchanges."""
     kind, _, method = name.partition(":")
     ranks = torch.arange(dist.get_world_size())
     if kind == "hsdp":
@@ -26,7 +26,7 @@ def shard(module: nn.Module, name: str, *, seed: int) -> fsdp.ShardedState | Non
     else:
         mesh = DeviceMesh("cpu", ranks)
     held = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
-    tied = {each for each, times in held.items() if times > 1}  # these stay with the whole model
+    tied = {each for each, times in held.items() if times > 1}  # shared parameters are sharded with the whole model
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d) and not tied.intersection(map(id, layer.parameters())):
             fully_shard(layer, mesh=mesh)
@@ -36,7 +36,7 @@ def shard(module: nn.Module, name: str, *, seed: int) -> fsdp.ShardedState | Non
 
 
 def report(state: fsdp.ShardedState | None) -> str:
-    """Returns what `fsdp.report` says; nothing of stock FSDP2."""
+    """Returns the text of `fsdp.report`; empty for stock FSDP2."""
     return "" if state is None else str(fsdp.report(state))
 
 

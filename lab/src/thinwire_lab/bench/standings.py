@@ -1,7 +1,7 @@
-"""What the runs of a race come to: one standing for each model, link and method, beside the other methods.
+"""The results of a race: one standing for each model, link and method, compared with the other methods.
 
-In a race to an accuracy every run trains on its link, and its clock is the race's. In a race to a loss a method's full
-runs give the loss by step, and its timed run on a link gives the seconds of a step; the product is the time.
+In a race to an accuracy every run trains on its link, and its clock counts. In a race to a loss a method's full runs
+give the loss by step, and its timed run on a link gives the seconds of a step; the time is their product.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from thinwire_lab.bench.names import hook
 from thinwire_lab.jobs.grid import Measured
 
 Points = list[tuple[float, float | None, float]]
-"""Steps, bytes that left a rank, and a score."""
+"""Steps, bytes sent by a rank, and a score."""
 Key = tuple[str, str, str]
 """Model, link and method."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One method on one model and link; medians over the seeds, None where they are missing.
+    """One method on one model and link; medians over the seeds, None if missing.
 
     Attributes:
-        scores: the last one by seed: a test accuracy, or a held-out loss in nats a byte.
-        beside_plain: the median score above that of `none`.
-        seconds: of training by seed; to the target where it was reached, and a lower bound otherwise.
+        scores: the last score by seed: a test accuracy, or a held-out loss in nats a byte.
+        beside_plain: the median score minus that of `none`.
+        seconds: seconds of training by seed, to the target if reached; otherwise a lower bound.
         of_best: the seconds to the target over those of the best method without a codec of ours.
-        cpu: seconds of a step over those of the same step without exchanges.
-        curves: seconds and score, of each seed or of their median.
+        cpu: CPU seconds of a step over those of the same step without exchanges.
+        curves: seconds and score of each seed, or of their median.
     """
 
     model: str
@@ -59,14 +59,14 @@ class Standing:
 
 
 def to_accuracy(measured: Measured[HookCell, HookRun]) -> list[Standing]:
-    """Returns one standing for each model, link and hook, of runs that trained on their links."""
+    """Returns one standing for each model, link and hook, from runs on their links."""
     seeds: dict[Key, dict[int, HookRun]] = {}
     for cell, run in measured.items():
         seeds.setdefault((cell.model, cell.link or "unlimited", cell.hook), {})[cell.seed] = run
     rows = []
     for (model, link, method), runs in seeds.items():
         reached = {seed: run for seed, run in runs.items() if run.seconds_to_target is not None}
-        times = [math.inf if run.seconds_to_target is None else run.seconds_to_target for run in runs.values()]
+        middle = statistics.median(math.inf if (s := run.seconds_to_target) is None else s for run in runs.values())
         scores = {seed: run.test_accuracy for seed, run in runs.items() if run.test_accuracy is not None}
         row = Standing(
             model=model,
@@ -77,7 +77,7 @@ def to_accuracy(measured: Measured[HookCell, HookRun]) -> list[Standing]:
             ended={seed: run.ended for seed, run in runs.items()},
             seconds={seed: run.seconds_to_target or run.seconds for seed, run in runs.items()},
             steps_to_target=_median([run.curve[-1].step for run in reached.values()]),
-            seconds_to_target=_finite(statistics.median(times)),
+            seconds_to_target=middle if math.isfinite(middle) else None,
             seconds_per_step=_median_of(runs.values(), lambda run: run.seconds_per_step),
             sent_bytes_per_step=_median_of(runs.values(), lambda run: run.sent_bytes_per_step),
             cpu=_median_of(runs.values(), _cpu),
@@ -118,7 +118,7 @@ def to_loss(measured: Measured[HookCell, HookRun], margin: float) -> list[Standi
 
 
 def _reaching(row: Standing, points: Points, target: float | None) -> Standing:
-    """Returns the standing with its way to the target."""
+    """Returns the standing with its steps, bytes and seconds to the target."""
     found = None if target is None else reached(target, points)
     if found is None:
         return row
@@ -128,7 +128,7 @@ def _reaching(row: Standing, points: Points, target: float | None) -> Standing:
 
 
 def _beside(rows: Sequence[Standing]) -> list[Standing]:
-    """Returns the standings with what compares them to others on the same model and link."""
+    """Returns the standings with comparisons on the same model and link."""
     compared = []
     for row in rows:
         same = [other for other in rows if (other.model, other.link) == (row.model, row.link)]
@@ -142,18 +142,18 @@ def _beside(rows: Sequence[Standing]) -> list[Standing]:
 
 
 def is_timed(cell: HookCell) -> bool:
-    """Whether only the seconds per step of a run are wanted."""
+    """Returns whether a run only measures seconds per step."""
     return cell.eval_every == 0
 
 
 def last_loss(run: HookRun) -> float:
-    """The last loss; infinite where there is none, or it is no number."""
+    """Returns the last loss; infinity if it is missing or NaN."""
     loss = run.test_loss
     return math.inf if run.error is not None or loss is None or math.isnan(loss) else loss
 
 
 def best_rate(model: str, method: str, measured: Measured[HookCell, HookRun]) -> float | None:
-    """Returns the rate of the grid with the lowest last loss; None where no run of the grid ended with one."""
+    """Returns the learning rate of the grid with the lowest last loss; None if no run ended with a loss."""
     grid = {
         cell.lr: last_loss(run)
         for cell, run in measured.items()
@@ -164,7 +164,7 @@ def best_rate(model: str, method: str, measured: Measured[HookCell, HookRun]) ->
 
 
 def full_runs(model: str, method: str, measured: Measured[HookCell, HookRun]) -> dict[int, HookRun]:
-    """Returns the full runs at the best rate, by seed."""
+    """Returns the full runs at the best learning rate, by seed."""
     rate = best_rate(model, method, measured)
     return {
         cell.seed: run
@@ -174,10 +174,7 @@ def full_runs(model: str, method: str, measured: Measured[HookCell, HookRun]) ->
 
 
 def median_curve(runs: Sequence[HookRun]) -> Points:
-    """Returns the points where every seed was scored, and the median of their losses is finite.
-
-    The loss of a seed that failed counts as infinite.
-    """
+    """Returns the medians over all seeds where they are finite; a failed seed's loss counts as infinite."""
     points: Points = []
     failed = [math.inf for run in runs if run.error is not None]
     for at in zip(*(run.curve for run in runs if run.error is None), strict=False):
@@ -190,7 +187,7 @@ def median_curve(runs: Sequence[HookRun]) -> Points:
 
 
 def reached(target: float, points: Points) -> tuple[float, float | None] | None:
-    """Returns steps and bytes until the loss first was at the target, on a straight line between two evaluations."""
+    """Returns steps and bytes until the loss first reaches the target, interpolated between two evaluations."""
     if points and points[0][2] <= target:
         return points[0][0], points[0][1]
     for (before, sent, high), (after, sent_after, low) in pairwise(points):
@@ -216,7 +213,3 @@ def _median_of(runs: Iterable[HookRun], figure: Callable[[HookRun], float | None
 
 def _median(values: Sequence[float]) -> float | None:
     return float(statistics.median(values)) if values else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

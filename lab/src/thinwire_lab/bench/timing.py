@@ -1,7 +1,7 @@
-"""Timing side by side: candidates take turns inside one process, so that a noisy machine hits all alike.
+"""Timing side by side: candidates alternate inside one process, so that noise affects all equally.
 
-On a GPU, times come from events on the stream: the device is first given something to do, so that the launches are
-queued by the time it gets to them and their cost in Python is not counted.
+On a GPU, times come from events on the stream. The device first gets other work, so that all launches are queued before
+it reaches them, and their cost in Python does not count.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HEAD_START_CYCLES = 4_000_000  # a few milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something to time, given the turn's number; it may return a function to be called when the time was taken.
+    """A timed action, which takes the turn's number and may return a function to call after the clock is read.
 
     Attributes:
-        turns: how often at most, for candidates that are far slower than the others; None: every turn.
+        turns: maximum number of turns, for slow candidates; None: every turn.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Storms against the real thing: processes that die, freeze and come back, links that are cut, strangers that call."""
+"""Trainings of real processes with faults: killed and frozen processes, cut links, damaged input."""

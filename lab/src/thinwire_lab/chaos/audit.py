@@ -1,29 +1,54 @@
-"""A shard's journal, held against what the design promises: no gradient lost, none counted twice.
+"""Checks a shard's journal: no gradient is lost, none is counted twice, and workers return after faults.
 
-Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
-the workers that it names, each once. The audit counts missing gradients, and updates made again after a restart.
+Every update of a table leads from its version to the next one. It contains the gradients that arrived for that clock
+from the workers that it names, each once. The audit counts missing gradients and updates repeated after a restart.
 
-Learners that never wait count their own steps: an update is of all that came since the one before. One that died is not
-named, though its last contributions count.
+Decoupled learners count their own steps: an update contains all contributions since the update before it. It does not
+name a learner that died, though that learner's last contributions count.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
 
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.journal import AnyEntry, Began, Joined, Planned, Took, Updated
 
 MAX_PROBLEMS = 20
-NOBODY = (-1,)  # the ranks of an update that everybody skips
+SKIPPED = (-1,)  # the ranks of an update that all workers skip
+
+
+class JournalReader:
+    """Reads a journal, which may not exist yet, while the server writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self._decoder = msgspec.json.Decoder(AnyEntry)
+
+    def entries(self) -> Iterator[AnyEntry]:
+        """Yields the lines completed since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                yield self._decoder.decode(line)
 
 
 class Audit:
     """Reads one shard's journal entry by entry."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []  # what went wrong, in words; of many the first
-        self.version = self.redone = self.skipped = 0  # updates that every table has had
+        self.problems: list[str] = []  # the first of the errors found
+        self.version = self.redone = 0  # updates that every table has had, and updates made again
         self.first_at = self.last_at = 0.0  # when the first and the newest version were complete
         self._first = 0
         self._highest = 0
@@ -33,22 +58,22 @@ class Audit:
         self._without: dict[int, set[tuple[int, int]]] = defaultdict(set)
         self._immediate = self._decoupled = False
         self._versions: dict[int, int] = {}
-        self._come: dict[int, dict[int, Counter[int]]] = {}
-        self._newest: dict[tuple[int, int], int] = {}  # by table and learner: the inner steps of what came last
+        self._arrived: dict[int, dict[int, Counter[int]]] = {}
+        self._newest: dict[tuple[int, int], int] = {}  # inner steps of the newest contribution, by table and learner
 
     @property
     def missing(self) -> float:
-        """Gradients that updates were made without, in units of one worker's whole model."""
+        """Gradients that updates lack, in units of one worker's whole model."""
         return sum(self._missing.values()) / max(1, len(self._versions))
 
     @property
     def late(self) -> float:
-        """Gradients that came after an update which had gone without them, in the same unit."""
+        """Gradients that arrived after the update that lacks them, in the same unit."""
         return sum(self._late.values()) / max(1, len(self._versions))
 
     @property
     def steps_per_second(self) -> float:
-        """Versions that were reached for the first time, by time; 0 before there are two."""
+        """New versions a second; 0 before there are two."""
         seconds = self.last_at - self.first_at
         return (self._highest - self._first) / seconds if seconds > 0 else 0.0
 
@@ -57,7 +82,7 @@ class Audit:
             case Began():
                 self._versions = dict.fromkeys(self._versions, entry.step)
                 self.version = entry.step
-                self._come = {table: defaultdict(Counter) for table in self._versions}
+                self._arrived = {table: defaultdict(Counter) for table in self._versions}
             case Planned():
                 self._plan(entry)
             case Joined() if self._decoupled:
@@ -73,7 +98,7 @@ class Audit:
         policy = consistency(entry.consistency)
         self._workers, self._immediate, self._decoupled = entry.workers, policy.immediate, policy.decoupled
         self._versions = {table: self.version for table in range(entry.tables) if table not in entry.state}
-        self._come = {table: defaultdict(Counter) for table in self._versions}
+        self._arrived = {table: defaultdict(Counter) for table in self._versions}
 
     def _take(self, entry: Took) -> None:
         for table in entry.tables:
@@ -85,27 +110,27 @@ class Audit:
                 try:
                     self._without[table].remove((entry.step, entry.rank))
                 except KeyError:
-                    self._say(
+                    self._note(
                         f"a gradient of step {entry.step} came from worker {entry.rank} for table {table}, which "
                         f"is at {self._versions[table]}"
                     )
                 continue
-            come = self._come[table][clock]
-            come[entry.rank] += 1
-            if come[entry.rank] > 1 and not self._immediate:
-                self._say(f"worker {entry.rank} gave two gradients of step {entry.step} for table {table}")
+            arrived = self._arrived[table][clock]
+            arrived[entry.rank] += 1
+            if arrived[entry.rank] > 1 and not self._immediate:
+                self._note(f"worker {entry.rank} sent two gradients of step {entry.step} for table {table}")
 
     def _forget(self, rank: int) -> None:
-        """Another process has a rank: it begins to count, and hears nothing of what the one before contributed."""
-        for table, come in self._come.items():
-            come[0].pop(rank, None)
+        """Forgets the contributions of a rank's earlier process: the new process counts from its own start."""
+        for table, arrived in self._arrived.items():
+            arrived[0].pop(rank, None)
             self._newest.pop((table, rank), None)
 
     def _contribute(self, entry: Took) -> None:
-        """Takes what a learner contributed; one that ends without another step contributes nothing."""
+        """Notes a learner's contribution; a learner that ends without another step contributes nothing."""
         for table in self._versions.keys() & entry.tables:
             if entry.step > self._newest.get((table, entry.rank), -1):
-                self._come[table][0][entry.rank] += 1
+                self._arrived[table][0][entry.rank] += 1
                 self._newest[table, entry.rank] = entry.step
 
     def _update(self, entry: Updated) -> None:
@@ -113,47 +138,48 @@ class Audit:
             if table not in self._versions:
                 continue
             if entry.version != self._versions[table] + 1:
-                self._say(f"table {table} went from version {self._versions[table]} to {entry.version}")
+                self._note(f"table {table} went from version {self._versions[table]} to {entry.version}")
             self._versions[table] = entry.version
             if self._immediate:
-                self._account_single(table, entry)
+                self._check_single(table, entry)
             elif self._decoupled:
-                self._account_merge(table, entry)
+                self._check_merge(table, entry)
             else:
-                self._account(table, entry)
+                self._check(table, entry)
         version = min(self._versions.values())
         if version != self.version:
             self._reach(version, entry.at)
 
-    def _account(self, table: int, entry: Updated) -> None:
-        """An update of one clock: of everybody's gradients that came for it."""
-        come = set(self._come[table].pop(entry.version - 1, ()))
-        if entry.ranks == NOBODY:
-            self.skipped += 1
+    def _check(self, table: int, entry: Updated) -> None:
+        """Checks an update of one clock: it contains all gradients that arrived for it."""
+        arrived = set(self._arrived[table].pop(entry.version - 1, ()))
+        if entry.ranks == SKIPPED:
             return
         named = set(entry.ranks or range(self._workers))
         self._missing[table] += max(0, self._workers - len(named))
         self._without[table] |= {(entry.version - 1, rank) for rank in range(self._workers) if rank not in named}
-        for rank in sorted(named - come):
-            self._say(f"update {entry.version} of table {table} names worker {rank}, whose gradient did not come")
-        for rank in sorted(come - named):
-            self._say(f"update {entry.version} of table {table} lacks worker {rank}'s gradient, which had come")
+        for rank in sorted(named - arrived):
+            self._note(f"update {entry.version} of table {table} names worker {rank}, whose gradient did not arrive")
+        for rank in sorted(arrived - named):
+            self._note(f"update {entry.version} of table {table} lacks worker {rank}'s gradient, which had arrived")
 
-    def _account_single(self, table: int, entry: Updated) -> None:
-        """An update of one push."""
-        come = self._come[table][0]
+    def _check_single(self, table: int, entry: Updated) -> None:
+        """Checks an update of one push."""
+        arrived = self._arrived[table][0]
         for rank in entry.ranks:
-            come[rank] -= 1
-            if come[rank] < 0:
-                self._say(f"update {entry.version} of table {table} is of a gradient of worker {rank} that never came")
+            arrived[rank] -= 1
+            if arrived[rank] < 0:
+                self._note(
+                    f"update {entry.version} of table {table} has a gradient of worker {rank} that never arrived"
+                )
 
-    def _account_merge(self, table: int, entry: Updated) -> None:
-        """An update of all that has come: of a learner that is named at least one contribution."""
-        come = set(self._come[table].pop(0, ()))
-        for rank in sorted(set(entry.ranks) - come):
-            self._say(f"update {entry.version} of table {table} names learner {rank}, who contributed nothing")
-        for rank in sorted(come - set(entry.ranks)):
-            self._say(f"update {entry.version} of table {table} lacks what learner {rank} had contributed")
+    def _check_merge(self, table: int, entry: Updated) -> None:
+        """Checks an update of all contributions so far: each learner that it names made at least one."""
+        arrived = set(self._arrived[table].pop(0, ()))
+        for rank in sorted(set(entry.ranks) - arrived):
+            self._note(f"update {entry.version} of table {table} names learner {rank}, which contributed nothing")
+        for rank in sorted(arrived - set(entry.ranks)):
+            self._note(f"update {entry.version} of table {table} lacks learner {rank}'s contributions")
 
     def _reach(self, version: int, at: float) -> None:
         self.version = version
@@ -164,6 +190,43 @@ class Audit:
             self.first_at, self._first = at, version
         self._highest, self.last_at = version, at
 
-    def _say(self, problem: str) -> None:
+    def _note(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
+
+
+class Returns:
+    """Records when faults hit workers, and when the workers return. All times are seconds since the epoch.
+
+    Each worker that returns adds to `back` the seconds since its death or the end of its fault, to `joining` the
+    seconds since its Join. `waiting` holds, by rank, the time from which on a worker may return.
+    """
+
+    def __init__(self) -> None:
+        self.back: list[float] = []
+        self.joining: list[float] = []
+        self.waiting: dict[int, float] = {}
+        self._dead: set[int] = set()
+        self._joined: dict[int, float] = {}
+
+    def strike(self, rank: int, at: float, *, lasts: bool = False, dies: bool = False, for_good: bool = False) -> None:
+        """Records a fault. A worker that `dies` has to join again; if the fault `lasts`, it is away until `lift`."""
+        (self._dead.add if dies else self._dead.discard)(rank)
+        if not for_good:
+            self.waiting[rank] = math.inf if lasts else at
+
+    def lift(self, rank: int, at: float) -> None:
+        """Records the end of a worker's fault."""
+        self.waiting[rank] = at
+
+    def read(self, entry: AnyEntry) -> None:
+        """Reads an entry of the server's journal."""
+        match entry:
+            case Joined():
+                self._joined[entry.rank] = entry.at
+                self._dead.discard(entry.rank)
+            case Took() if entry.rank not in self._dead and entry.at > self.waiting.get(entry.rank, math.inf):
+                since = self.waiting.pop(entry.rank)
+                self.back.append(entry.at - since)
+                if (joined := self._joined.get(entry.rank, 0.0)) > since:
+                    self.joining.append(entry.at - joined)

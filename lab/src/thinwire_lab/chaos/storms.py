@@ -1,9 +1,9 @@
-"""Storms: trainings that faults strike, of one design or of all, once or again and again.
+"""Storms: trainings with faults, of one design or of all.
 
-A storm ends right where the last step is reached with equal weights, no gradient was lost or counted twice, and the
-accuracy is no more than `points` below that of the same training without faults. In trainings of more than ten minutes
-the server's memory, descriptors and threads must not grow. Where no fault strikes a worker, as
-after the death of a server that resumes, the weights equal those of that training bit for bit.
+A storm ends right if all workers reach the last step with equal weights and no gradient was lost or counted twice. Its
+accuracy is at most `points` below that of the same training without faults. In trainings of more than ten minutes the
+server's memory, descriptors and threads must not grow. If no fault hits a worker, as after the death of a server that
+resumes, the weights equal those of the undisturbed training bit for bit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
 from thinwire_lab.bench.harness import Bench, Tell
-from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, RETURNING, WITHOUT_PRIVILEGES, Fault, draw, scatter
-from thinwire_lab.chaos.options import StormsOptions
+from thinwire_lab.chaos.faults import (
+    KINDS,
+    WITHOUT_PRIVILEGES,
+    Fault,
+    StormsOptions,
+    draw,
+    scatter,
+)
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
 from thinwire_lab.chaos.trials import Trial, staged
+from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.cluster import Links, choose_links
-from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
@@ -38,24 +44,21 @@ PEACE = "peace"
 
 @dataclass(kw_only=True)
 class Storms(StormsOptions, Bench[Trial, Outcome]):
-    """Storms, each of a design of its own and of a few kinds of faults, drawn by its number.
+    """Storms, each with one design and a few kinds of faults, drawn by its number.
 
-    Designs whose workers alone hold the model are spared deaths, after which no process could give it to a new one.
+    If the workers alone hold the model, no worker dies: no process could send the model to a new one.
     """
 
     kinds = (Outcome,)
     serves = True
-    key_options = (
-        *("shaping", "fork", "min_workers", "worker_grace_s"),
-        *("every", "strikes", "checkpoint_every", "points"),
-    )
+    key_options = ("shaping", "fork", "worker_grace_s", "every", "strikes", "checkpoint_every", "points")
     left = 3
     columns = (
         ("trial", lambda cell, run: str(cell)),
         ("design", lambda cell, run: cell.design),
         ("ended", lambda cell, run: "right" if not run.problems else "NOT RIGHT"),
-        ("faults", lambda cell, run: str(len(run.faults))),
-        ("steps", lambda cell, run: str(run.steps)),
+        ("faults", lambda cell, run: str(len(run.struck))),
+        ("steps", lambda cell, run: str(run.steps_done)),
         ("steps / s", lambda cell, run: f"{run.steps_per_second:.1f}"),
         ("missing", lambda cell, run: f"{run.missing:.0f}"),
         ("late", lambda cell, run: f"{run.late:.0f}"),
@@ -67,25 +70,18 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.runs < 1:
-            raise ConfigError(f"{self.runs} runs; at least 1 is needed")
-        self.elastic().check(self.workers)
         if unknown := [kind for kind in self.faults if kind not in KINDS] or ([] if self.faults else ["none"]):
             raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
         if self.steps < 30:
-            raise ConfigError(f"{self.steps} steps; at least 30 are needed, for something to happen in their middle")
-        if self.every < 1:
-            raise ConfigError(f"a fault every {self.every} rounds; at least 1 is needed")
-        if self.checkpoint_every > self.steps // 3 and {"server", "disk"} & set(self.faults):
+            raise ConfigError(f"{self.steps} steps; at least 30 are needed")
+        if self.checkpoint_every > self.steps // 3 and "server" in self.faults:
             raise ConfigError(f"{self.steps} steps are too few for checkpoints every {self.checkpoint_every}")
         if "gone" in self.faults:
             spare = self.workers - consistency(self.consistency or "bsp").quorum(self.workers)
             if self.strikes is None or self.strikes > spare:
-                raise ConfigError(f"deaths for good: {self.strikes} strikes with {spare} backup workers; take as many")
+                raise ConfigError(f"fault 'gone': {self.strikes} strikes with {spare} backup workers; take as many")
         for number in range(self.first, self.first + self.runs):
-            suiting(self.faults, self.design_of(number))
-
-    # ---- the grid
+            suitable(self.faults, self.design_of(number))
 
     def cells(self) -> list[Trial]:
         trials = [self._stormy(number) for number in range(self.first, self.first + self.runs)]
@@ -94,7 +90,7 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
 
     def _stormy(self, number: int) -> Trial:
         trial = self._trial("storm", number, self.design_of(number))
-        possible = suiting(self.possible(), trial.design)
+        possible = suitable(self.possible(), trial.design)
         return replace(trial, faults=",".join(trial.chance.sample(possible, min(len(possible), 3))))
 
     def _trial(self, scenario: str, number: int, name: str) -> Trial:
@@ -107,13 +103,13 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
         return names[number % len(names)]
 
     def possible(self) -> list[str]:
-        """Returns the kinds of `faults` that this machine and user can do."""
+        """Returns the kinds of `faults` that this user can cause on this machine."""
         kernel = self.links().shaping == "kernel"
         found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
         if not found:
             raise ConfigError(
-                f"faults {', '.join(self.faults)}: they need links that the kernel shapes, which are not to be had "
-                f"here; name one of {', '.join(WITHOUT_PRIVILEGES)} too"
+                f"faults {', '.join(self.faults)} need links that the kernel shapes, which is not possible here; "
+                f"name one of {', '.join(WITHOUT_PRIVILEGES)} too"
             )
         return found
 
@@ -121,29 +117,18 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
         return self.link, self.shaping
 
     def links(self) -> Links:
-        """How the links are made; by the kernel where it may, also without a limit."""
-        links = choose_links(self.link, self.shaping)
-        if links.shaping == "none" and self.shaping == "auto":
-            links = choose_links("100gbit", "auto")
-            links = links if links.shaping == "kernel" else choose_links(None)
-        return links
-
-    # ---- one trial
-
-    def elastic(self) -> Elastic:
-        """The server's policy for workers that die."""
-        least = self.min_workers or max(1, self.workers // 2)
-        return Elastic(min_workers=least, worker_grace_s=self.worker_grace_s)
+        """Returns the kind of the links."""
+        return choose_links(self.link, self.shaping)
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         kinds = [kind for kind in cell.faults.split(",") if kind]
         rounds = exchanges(cell.job())
-        kept = min(self.checkpoint_every, max(1, rounds // 6)) if OF_THE_SERVER & set(kinds) else None
-        exact = set(kinds) <= EXACT
-        elastic = self.elastic()
-        if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
-            elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
-        options: dict[str, Any] = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}
+        kept = min(self.checkpoint_every, max(1, rounds // 6)) if "server" in kinds else None
+        exact = set(kinds) <= {"server"}
+        # Only with fewer than all workers as its minimum the server updates without a dead worker.
+        least = None if exact or "gone" in kinds else max(1, self.workers // 2)
+        elastic = Elastic(min_workers=least, worker_grace_s=None if exact else self.worker_grace_s)
+        options: dict[str, Any] = {"elastic": elastic, "checkpoint_every": kept}
         options["starter"] = forks() if self.fork else None
         if cell.scenario == PEACE:
             return staged(cell, self.links(), tell, lambda stage: None, **options)
@@ -156,7 +141,7 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
             storm = scatter(seed, kinds, workers=cell.workers, strikes=self.strikes, first=first, rounds=rounds)
         struck: list[Fault] = []
 
-        def play(stage: Stage) -> None:
+        def cause_faults(stage: Stage) -> None:
             for number, fault in enumerate(storm, start=1):
                 stage.until_step(fault.round)
                 if stage.done:
@@ -167,15 +152,15 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
                 if self.strikes is not None:
                     stage.until_back()
 
-        outcome = staged(cell, self.links(), tell, play, **options)
+        outcome = staged(cell, self.links(), tell, cause_faults, **options)
         if not struck:
-            outcome = with_problem(outcome, "nothing could strike")
+            outcome = with_problem(outcome, "no fault could occur")
         if self.strikes is not None:
-            outcome = all_back(outcome, struck, self.strikes, cell.workers)
-        return self.beside(cell, outcome, tell, exact=exact)
+            outcome = check_returns(outcome, struck, self.strikes, cell.workers)
+        return self.compare_undisturbed(cell, outcome, tell, exact=exact)
 
-    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
-        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem."""
+    def compare_undisturbed(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
+        """Compares the outcome with the undisturbed training: a lower accuracy and other weights are problems."""
         job = replace(cell.job(), link=None)
         if job not in self._undisturbed:
             tell("the same without faults, in one process")
@@ -189,15 +174,13 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
             outcome = with_problem(outcome, f"weights {outcome.weights}; undisturbed they are {expected.weights}")
         return outcome
 
-    # ---- what came out
-
     def failed(self, figures: Outcome) -> bool:
         return bool(figures.problems)
 
     def line(self, cell: Trial, figures: Outcome) -> str:
-        struck = "; ".join(figures.faults[:3]) + (f"; {len(figures.faults)} in all" if figures.faults[3:] else "")
+        struck = "; ".join(figures.struck[:3]) + (f"; {len(figures.struck)} in all" if figures.struck[3:] else "")
         end = f"NOT RIGHT: {figures.problems[0]}" if figures.problems else "right"
-        return f"{cell}: {struck or 'nothing'}: {end} ({figures.steps} steps, {figures.seconds:.0f} s)"
+        return f"{cell}: {struck or 'no fault'}: {end} ({figures.steps_done} steps, {figures.seconds_taken:.0f} s)"
 
     def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
         if not self.peace:
@@ -210,56 +193,53 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
     def notes(self, measured: Measured[Trial, Outcome]) -> list[str]:
         runs = list(measured.values())
         right = sum(not run.problems for run in runs)
-        said = [run.said_s for run in runs if run.said_s is not None]
         back = [seconds for run in runs for seconds in run.back_s]
         joining = [seconds for run in runs for seconds in run.joining_s]
         points = [run.points for run in runs if run.points is not None]
         notes = [f"{right} of {len(runs)} ended right; links {self.link}, shaped by: {self.links().shaping}"]
-        notes += [f"other workers reported a death after at most {max(said):.2f} s"] if said else []
         notes += [f"back after {_spread(back)} s (least, median, most)"] if back else []
-        notes += [f"of that, from their Join on {_spread(joining)} s: the rest is a process's start"] if joining else []
+        notes += [f"from their Join on {_spread(joining)} s: the rest is a process's start"] if joining else []
         notes += [f"accuracy beside the undisturbed training: {_spread(points, '+.2f')} points"] if points else []
         return notes
 
 
-def all_back(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: int) -> Outcome:
-    """Returns the outcome; faults that did not strike, and workers that did not take part again, are problems."""
+def check_returns(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: int) -> Outcome:
+    """Adds problems to the outcome: faults that did not occur, and workers that did not return."""
     if len(struck) != strikes:
-        outcome = with_problem(outcome, f"{len(struck)} of {strikes} faults could strike")
-    expected = sum(workers if fault.kind == "server" else fault.kind in RETURNING for fault in struck)
+        outcome = with_problem(outcome, f"{len(struck)} of {strikes} faults could occur")
+    expected = sum(workers if fault.kind == "server" else fault.kind != "gone" for fault in struck)
     if len(outcome.back_s) != expected:
-        outcome = with_problem(outcome, f"workers took part again {len(outcome.back_s)} times of {expected}")
+        outcome = with_problem(outcome, f"workers returned {len(outcome.back_s)} times of {expected}")
     return outcome
 
 
 def suits(kind: str, name: str) -> bool:
-    """Returns whether a design is made for a fault.
+    """Returns whether a design survives a fault.
 
-    Where no shard has the model, no worker can begin late; `asp` has no steps, and learners that never wait have no
-    common ones.
+    If no shard holds the model, no worker can begin late; `asp` has no steps, and decoupled learners share none.
 
     >>> suits("kill", "3lc"), suits("kill", "terngrad"), suits("stop", "terngrad")
     (True, False, True)
     """
     chosen = design(name)
     if chosen.downlink == "gradient":
-        return kind in KINDS.keys() - {"kill", "server"}
+        return kind not in ("kill", "server")
     policy = consistency(chosen.consistency)
-    return kind not in OF_THE_SERVER or not (policy.immediate or policy.decoupled)
+    return kind != "server" or not (policy.immediate or policy.decoupled)
 
 
-def suiting(kinds: Sequence[str], name: str) -> list[str]:
-    """Returns the kinds of faults that a design is made for."""
+def suitable(kinds: Sequence[str], name: str) -> list[str]:
+    """Returns the kinds of faults that a design survives."""
     found = [kind for kind in kinds if suits(kind, name)]
     if not found:
         raise ConfigError(
-            f"design {name!r} is made for none of the faults {', '.join(kinds)}; name other faults, or other designs"
+            f"design {name!r} survives none of the faults {', '.join(kinds)}; name other faults, or other designs"
         )
     return found
 
 
 def exchanges(job: Job) -> int:
-    """Returns how many rounds a training has, which may have several steps each."""
+    """Returns the number of a training's exchanges, each after one step or several."""
     recipe = job.recipe()
     epoch = len(data(job.data, root=job.data_root, context=recipe.context).train_x) // job.workers // recipe.batch
     policy = consistency(job.full_design().with_epoch(epoch).consistency)

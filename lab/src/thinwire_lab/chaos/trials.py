@@ -1,4 +1,4 @@
-"""Trials: one training each, disturbed in one way, and its outcome."""
+"""Trials: one training each with its faults, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire_lab.jobs.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One training; everything that tells it from another. Its chance is of `seed` and `number`."""
+    """One training. `seed` and `number` decide its random numbers."""
 
     scenario: str
     number: int
@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def chance(self) -> random.Random:
-        """The trial's own random numbers, from their beginning."""
+        """The trial's random numbers, from the first."""
         return random.Random(f"{self.scenario}/{self.seed}/{self.number}")
 
     def job(self) -> Job:
@@ -47,8 +47,8 @@ class Trial:
         return Job(**{name: getattr(self, name) for name in names})
 
 
-def staged(cell: Trial, links: Links, tell: Tell, play: Callable[[Stage], None], **options: Any) -> Outcome:
-    """Returns the outcome of a trial that `play` disturbs."""
+def staged(cell: Trial, links: Links, tell: Tell, cause_faults: Callable[[Stage], None], **options: Any) -> Outcome:
+    """Returns the outcome of a trial; `cause_faults` disturbs it."""
     began, job = time.time(), cell.job()
     stage: Stage | None = None
     problems: list[str] = []
@@ -57,26 +57,25 @@ def staged(cell: Trial, links: Links, tell: Tell, play: Callable[[Stage], None],
             tell("starting")
             stage.until(lambda: stage is not None and stage.audit.version > 0)
             tell("training")
-            play(stage)
+            cause_faults(stage)
             stage.finish()
     except EngineError as error:
         problems.append(str(error))
     if stage is None:
-        return Outcome(problems=problems, faults=[], steps=0, seconds=time.time() - began)
+        return Outcome(problems=problems, struck=[], steps_done=0, seconds_taken=time.time() - began)
     problems = [*stage.problems, *stage.audit.problems, *problems, *ends(job, stage.done), *growth(stage.samples)]
     accuracy = stage.done[0].test_accuracy if 0 in stage.done else UNSET
     audit = stage.audit
     return Outcome(
         problems=problems,
-        faults=[str(fault) for fault in stage.happened],
-        steps=audit.version,
-        said_s=max(stage.seen.said, default=None),
-        back_s=tuple(stage.seen.back),
-        joining_s=tuple(stage.seen.joining),
+        struck=[str(fault) for fault in stage.happened],
+        steps_done=audit.version,
+        back_s=tuple(stage.returns.back),
+        joining_s=tuple(stage.returns.joining),
         accuracy=None if accuracy is UNSET else accuracy,
         **{name: getattr(audit, name) for name in ("steps_per_second", "missing", "late", "redone")},
         weights=tuple(sorted({outcome.weights for outcome in stage.done.values()})),
-        seconds=time.time() - began,
+        seconds_taken=time.time() - began,
         samples=tuple(stage.samples),
         lines=tuple(stage.lines) if problems else (),
     )

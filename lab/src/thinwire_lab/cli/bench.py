@@ -1,9 +1,8 @@
-"""`thinwire bench`: measured beside the machine's own limit and beside what a user would pick instead."""
+"""`thinwire bench`: measurements beside the machine's limits and beside the alternatives of a user."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,7 +11,6 @@ import typer
 from thinwire.cli.console import console, report, show, write_json
 from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
-from thinwire.cli.outputs import writable
 from thinwire_lab.bench.decoupled.options import PARTS, DecoupledOptions
 from thinwire_lab.bench.options import (
     QUICK,
@@ -41,11 +39,8 @@ app = typer.Typer(help="Measure codecs, hooks and whole trainings on this machin
 
 Kernels = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
 LinkSeconds = Annotated[float, typer.Option(min=0.1, help="How long a method trains at each link, about.")]
-MemoryMethods = options.many("alone, or a hook or a design as of `bench hooks`.", "--hook")
+MemoryMethods = options.many("alone, or a hook or a design as for `bench hooks`.", "--hook")
 Quick = Annotated[bool, typer.Option("--quick", help="Two models, three links and fewer methods, where not given.")]
-Markdown = Annotated[
-    Path | None, typer.Option(dir_okay=False, callback=writable, help="Write the tables as Markdown, to this file.")
-]
 
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
@@ -63,8 +58,8 @@ def codecs(given: CodecsOptions, resume: options.ResumeGrid = False, json: optio
 def hooks(given: HooksOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """Measure DDP hooks: seconds per step, CPU time and bytes at the interface.
 
-    A hook with a start_step warms up for so many steps at least; local updates take whole periods between exchanges. A
-    hook that fails has a row with its error. See `thinwire race` for the time to a test accuracy.
+    A hook with a start_step warms up for at least that many steps; local updates take whole periods between exchanges.
+    A failed hook has a row with its error. `thinwire race` measures the time to a test accuracy.
     """
     measure(hooks_bench.HooksBench(**vars(given)), json, resume)
 
@@ -72,37 +67,36 @@ def hooks(given: HooksOptions, resume: options.ResumeGrid = False, json: options
 @app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
 @takes(MemoryOptions, hooks=MemoryMethods)
 def memory(given: MemoryOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
-    """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
+    """Measure a rank's memory with every method: bytes a parameter, between steps and at most."""
     measure(memory_bench.MemoryBench(**vars(given)), json, resume)
 
 
 @app.command(
-    epilog="Example: thinwire bench pays --quick --json pays.json --markdown pays.md; thinwire bench pays --hook "
-    "server:fp32 --hook 'server:3lc[s=1.0]' --links none,1gbit,100mbit,10mbit --json server.json"
+    epilog="Example: thinwire bench pays --quick --json pays.json; thinwire bench pays --hook server:fp32 "
+    "--hook 'server:3lc[s=1.0]' --links none,1gbit,100mbit,10mbit --json server.json"
 )
 @takes(PaysOptions, seconds=LinkSeconds)
 def pays(
     given: PaysOptions,
     context: typer.Context,
     quick: Quick = False,
-    markdown: Markdown = None,
     resume: options.ResumeGrid = False,
     json: options.Json = None,
 ) -> None:
-    """Does compression pay? Measured steps of every method on every link, beside what the planner predicts.
+    """Does compression pay? Measured steps of every method on every link, beside the planner's predictions.
 
-    By DDP's hook, at a parameter server and with local updates, each against uncompressed training of its kind. Ctrl-C
-    keeps what has been measured.
+    Methods are DDP hooks, designs at a parameter server and local updates, each compared with uncompressed training of
+    its kind. Ctrl-C keeps the finished measurements.
     """
     if quick:
         given = replace(given, **{name: value for name, value in QUICK.items() if not was_given(context, name)})
-    measure(pays_bench.PaysBench(**vars(given)), json, resume, markdown=markdown)
+    measure(pays_bench.PaysBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench goodput --learners 8,64 --mtbf-minutes 10 --json goodput.json")
 @takes(GoodputOptions)
 def goodput(given: GoodputOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
-    """Goodput of learners that die, modelled in virtual time, beside training in step and data-parallel training."""
+    """Model the goodput of learners that die, in virtual time, beside training in step and data-parallel training."""
     measure(goodput_bench.GoodputBench(**vars(given)), json, resume)
 
 
@@ -113,19 +107,19 @@ def goodput(given: GoodputOptions, resume: options.ResumeGrid = False, json: opt
 @takes(
     DecoupledOptions,
     parts=options.names(f"Parts with commas between: {', '.join(PARTS)}."),
-    design=Annotated[str, typer.Option(help="Of learners that never wait, options in brackets.")],
-    rivals=options.names("Designs whose workers exchange in step; the losses are held against the last one's."),
+    design=Annotated[str, typer.Option(help="A decoupled design, options in brackets.")],
+    rivals=options.names("Designs whose workers exchange in step; losses are compared with the last one's."),
     seconds=Annotated[float, typer.Option(help="How long real processes train.")],
-    steps=Annotated[int, typer.Option(min=3, help="Inner steps of a learner of the mean speed, of a loss.")],
+    steps=Annotated[int, typer.Option(min=3, help="Inner steps of a learner of the mean speed, for a loss.")],
     pace_s=Annotated[float, typer.Option(help="Seconds of an inner step of a learner of speed 1.")],
     kill_every_s=Annotated[float, typer.Option(help="Seconds between two deaths.")],
     link=Annotated[str, typer.Option(help=options.LINK)],
 )
 def decoupled(given: DecoupledOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
-    """Learners that never wait: goodput with a slow one and with deaths, traffic, and the loss.
+    """Measure decoupled learners: goodput with a slow one and with deaths, traffic, and the loss.
 
-    Goodput and traffic are of real processes that sleep to keep their paces, losses of one process with a computed
-    clock. The share of steps for whose computing the machine was too busy is in the table's last column.
+    Real processes, which sleep to keep their paces, give goodput and traffic. One process with a computed clock gives
+    losses. The table's last column is the share of steps in which the machine was too busy to keep the pace.
     """
     measure(study.DecoupledBench(**vars(given)), json, resume)
 
@@ -140,9 +134,9 @@ def sample(json: options.Json = None) -> None:
 
 @app.command(hidden=True)
 def role(
-    spec: Annotated[str, typer.Argument(help="Which rank, as JSON.")],
+    spec: Annotated[str, typer.Argument(help="The rank's settings as JSON.")],
     events: options.Events = False,
 ) -> None:
-    """One rank of a benchmark; the others start it."""
+    """Run one rank of a benchmark; other commands start it."""
     rank = msgspec.json.decode(spec.encode(), type=cells.HookRank | cells.MemoryRank)
-    ranks.play(rank, report if events else console.print)
+    ranks.run(rank, report if events else console.print)

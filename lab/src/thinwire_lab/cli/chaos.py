@@ -1,4 +1,4 @@
-"""`thinwire chaos`: trainings of real processes that are killed, frozen, cut off and called by strangers."""
+"""`thinwire chaos`: trainings of real processes with faults."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.lazy import lazily
-from thinwire_lab.chaos.faults import KINDS
-from thinwire_lab.chaos.options import StormsOptions
+from thinwire_lab.chaos.faults import KINDS, StormsOptions
 from thinwire_lab.cli import options
 from thinwire_lab.cli.measuring import measure
 
 with lazily():
     from thinwire_lab.chaos import storms as many_storms
 
-app = typer.Typer(no_args_is_help=True, help="Kill, freeze and cut off real processes, and see the training end right.")
+app = typer.Typer(
+    no_args_is_help=True, help="Kill, freeze and cut off real processes, and check how the training ends."
+)
 
 Steps = Annotated[int, typer.Option(min=30, help="Steps of each training.")]
 AllDesigns = options.names("Designs with commas between, one training each in turn; by default all.")
@@ -33,9 +34,9 @@ Link = Annotated[str, typer.Option(help=options.LINK)]
 def storms(given: StormsOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     r"""Strike trainings with faults: no gradient lost or counted twice, and weights or accuracy as without faults.
 
-    Many short trainings of all designs, unless told otherwise. With --strikes each fault is over before the next: a
-    killed worker's command rejoins, and after the death of a server the weights are those of an undisturbed training.
+    By default many short trainings of all designs. With --strikes each fault ends before the next begins: a killed
+    worker's command joins again, and after the death of a server the weights are those of an undisturbed training.
     In trainings of more than ten minutes the server may not grow.
-    Deaths for good are of backup workers: --faults gone --strikes 1 --consistency 'backup\[1]'.
+    Workers that do not return need backup workers: --faults gone --strikes 1 --consistency 'backup\[1]'.
     """
     measure(many_storms.Storms(**vars(given)), json, resume)

@@ -18,11 +18,9 @@ from thinwire.quantities import counted
 from thinwire_lab.cli import options
 from thinwire_lab.cli.folders import writable_folder
 from thinwire_lab.cli.options import takes
-from thinwire_lab.cli.privileges import with_privileges
-from thinwire_lab.engines.queues import first_thin
-from thinwire_lab.jobs.describe import choices, servers_of
-from thinwire_lab.studies.files import REPORT, RESULTS
-from thinwire_lab.studies.options import ComparisonOptions
+from thinwire_lab.engines.namespaces import first_thin
+from thinwire_lab.engines.system_tools import with_privileges
+from thinwire_lab.studies.options import REPORT, RESULTS, ComparisonOptions
 
 if TYPE_CHECKING:
     from thinwire_lab.jobs.job import Job
@@ -46,8 +44,8 @@ Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json
 def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json: options.Json = None) -> None:
     """Compare designs on links: accuracy from full runs, seconds per step from short runs on every link.
 
-    Runs that are in results.json already are not made again, so a comparison that was interrupted goes on, and one
-    that was finished can grow.
+    The command makes only the runs that results.json lacks, so an interrupted comparison continues, and a finished one
+    can grow.
     """
     require(REPORT, "matplotlib")
     writable_folder(out)
@@ -68,23 +66,17 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     except KeyboardInterrupt:
         if (out / RESULTS).exists():
             kept = escape(str(out / RESULTS))
-            console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
+            console.print(f"finished runs are in {kept}; the same command continues from there", soft_wrap=True)
         raise
     page.write_page(out / REPORT, compare_page.page(findings))
     if json is not None:  # before the tables: standard output may take nothing
         write_json(json, json_format.loads((out / RESULTS).read_text()))
-    console.print(
-        escape(", ".join(filter(None, [f"servers: {servers_of(vars(asked))}", choices(vars(asked))]))),
-        highlight=False,
-    )
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
         workers = counted(asked.workers, "worker")
         show(compare_page.designs_table(rows, f"{model} on {asked.data}, {workers}, seeds: {asked.seeds}"))
         if (times := compare_page.times_table(rows)) is not None:
             show(times)
-    for note in findings.notes:
-        console.print(escape(note), highlight=False)
     console.print(f"wrote {out / RESULTS} and {out / REPORT}", markup=False, soft_wrap=True)
     if findings.failures:
         first = findings.failures[0]

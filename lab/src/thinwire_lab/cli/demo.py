@@ -15,7 +15,7 @@ from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.quantities import counted
 from thinwire_lab.cli import options
-from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.engines.system_tools import with_privileges
 
 with lazily():
     from thinwire_lab.cli import running

@@ -1,4 +1,4 @@
-"""What `thinwire inspect models` and `thinwire inspect data` list: entry points of the group `thinwire.inspect`."""
+"""The lists of `thinwire inspect models` and `thinwire inspect data`: entry points of the group `thinwire.inspect`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def models(json: Path | None) -> None:
 
 
 def data(json: Path | None, *, root: Path | None, download: str | None) -> None:
-    """Lists data sets, and downloads one where it is asked to."""
+    """Lists data sets, and downloads one on request."""
     folder = None
     if download is not None:
         place = data_sets.cache_folder() / download if root is None else root / download
         folder = downloading.download(download, place)
     rows: list[dict[str, Any]] = [
-        {**asdict(info), "present": info.present, "where": None if info.where is None else str(info.where)}
+        {**asdict(info), "present": info.where is not None, "where": info.where and str(info.where)}
         for info in data_sets.datasets(root=root)
     ]
     write_json(json, rows)

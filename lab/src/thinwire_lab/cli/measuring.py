@@ -1,4 +1,4 @@
-"""A benchmark's grid, measured behind a progress bar: what came out is shown and written, also when it is stopped."""
+"""Measures a benchmark's grid behind a progress bar, and shows and writes the results, even of an interrupted one."""
 
 from __future__ import annotations
 
@@ -12,32 +12,23 @@ from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire.presentation.page import write_page
-from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.cli.progress import Lines, bars
+from thinwire_lab.engines.system_tools import with_privileges
 
 with lazily():
     from thinwire_lab.bench import harness
     from thinwire_lab.jobs import cluster, grid, results
 
 
-def measure(
-    bench: harness.Bench[Any, Any],
-    json: Path | None,
-    resume: bool,
-    png: Path | None = None,
-    markdown: Path | None = None,
-) -> None:
-    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted."""
+def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png: Path | None = None) -> None:
+    """Measures a grid; shows and writes its results, also after an interruption."""
     if resume and json is None:
-        raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+        raise ConfigError("--resume needs the file of results: add --json FILE")
     if json == STANDARD_OUTPUT:
-        raise ConfigError("a measurement's --json is a file, to which every run that is finished is added: name one")
+        raise ConfigError("a measurement's --json needs a file, to which it adds every finished run: name one")
     if json is not None and json.is_file() and not resume:
-        raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
-    for other, what in ((png, "the picture is drawn"), (markdown, "the tables are written")):
-        check_apart(json, [other], what)
-    check_apart(markdown, [png], "the picture is drawn")
+        raise ConfigError(f"{json} exists: add to it with --resume, or give another file")
+    check_apart(json, [png], "the picture is drawn")
     if bench.serves:
         require("a parameter server", "grpc")
     if png is not None:
@@ -45,7 +36,7 @@ def measure(
     link, shaping = bench.thin_link()
     with_privileges(link, shaping)
     if link is not None:
-        cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
+        cluster.choose_links(link, shaping)  # raises before the first measurement if the link cannot be shaped
     stored: results.Results[Any] = results.Results(json, bench.kinds, fresh=not resume)
     measured: dict[Any, harness.Figures] = {}
     lines = Lines()
@@ -77,10 +68,6 @@ def measure(
                 console.print(escape(note), highlight=False)
             if json is not None and json.exists():
                 say_wrote(json)
-            if markdown is not None:
-                texts = [*map(harness.markdown, bench.tables(measured)), *bench.notes(measured)]
-                write_page(markdown, "\n\n".join(texts) + "\n")
-                say_wrote(markdown)
             if png is not None and (chart := bench.chart(measured)) is not None:
                 save_picture(chart, png)
     if failed := [cell for cell, run in measured.items() if bench.failed(run)]:

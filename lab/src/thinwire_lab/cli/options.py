@@ -1,4 +1,4 @@
-"""The options of the lab's commands, and commands whose options are the fields of a dataclass."""
+"""The options of the lab's commands; `takes` makes a command's options from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from thinwire.errors import ConfigError
 
 
 def names(about: str, *declarations: str) -> Any:
-    """Returns the option of names with commas between them, which `takes` splits."""
+    """Returns an option of names with commas between them, which `takes` splits."""
     return Annotated[str, typer.Option(*declarations, metavar="NAMES", help=about)]
 
 
 def many(about: str, *declarations: str) -> Any:
-    """Returns the option of one text that may be repeated."""
+    """Returns an option that may be repeated."""
     return Annotated[list[str], typer.Option(*declarations, help=f"{about} Repeat for several.")]
 
 
-ResumeAll = Annotated[bool, typer.Option("--resume", help="Go on from the newest step that every process has.")]
-ResumeGrid = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
-Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
+ResumeAll = Annotated[bool, typer.Option("--resume", help="Continue from the newest step of all processes.")]
+ResumeGrid = Annotated[bool, typer.Option("--resume", help="Keep the --json file's results, and measure the rest.")]
+Shaping = Annotated[str, typer.Option(help="Component that shapes the links: auto, kernel (tc) or application.")]
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
 MetricsPort = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics of worker 0 on this port.")
@@ -56,9 +56,7 @@ CheckpointDir = Annotated[
 Png = Annotated[Path | None, typer.Option(dir_okay=False, callback=picture, help="Draw a picture into this file.")]
 Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
 Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect data` lists them.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**31 - 1, help="Of weights, batches and random codecs; one seed, one result.")
-]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, batches and random codecs.")]
 Place = Annotated[str, typer.Option(help="Where all ranks train: cpu, or cuda (cuda:1, …), a GPU that they share.")]
 LINK = "Rate of every process's link, both ways: 10mbit, 1gbit; none."
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
@@ -66,7 +64,7 @@ Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
 OPTIONS: dict[str, Any] = {
     # a training
     "design": typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32."),
-    "designs": names("Designs with commas between; the first is what others are held against."),
+    "designs": names("Designs with commas between; the first is the baseline."),
     "model": Model,
     "models": names("Models with commas between; `thinwire inspect models` lists them."),
     "data": typer.Option(help="A data set's name; `thinwire inspect data` lists them."),
@@ -78,7 +76,7 @@ OPTIONS: dict[str, Any] = {
     "links": names("Rates of every process's link, with commas between; none: no limit."),
     "shaping": Shaping,
     "seed": Seed,
-    "seeds": typer.Option(min=1, help="How many runs of each, each with a seed of its own."),
+    "seeds": typer.Option(min=1, help="Number of runs of each, with different seeds."),
     "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),
     "lr": typer.Option(help="Largest learning rate; by default the recipe's."),
     "final": typer.Option(help="Last learning rate as a share of the largest; by default the recipe's."),
@@ -86,14 +84,14 @@ OPTIONS: dict[str, Any] = {
         help="cosine, linear, polynomial, exponential, step or constant; by default the recipe's."
     ),
     "optimizer": typer.Option(help="SGD, Adam or AdamW; by default the recipe's."),
-    "momentum": typer.Option(help="Of SGD; by default the recipe's."),
-    "weight_decay": typer.Option(help="Of matrices and filters; by default the recipe's."),
+    "momentum": typer.Option(help="SGD's momentum; by default the recipe's."),
+    "weight_decay": typer.Option(help="Weight decay of matrices and filters; by default the recipe's."),
     "dropout": typer.Option(help="Share of the units behind hidden fully connected layers; by default none."),
     "segments": typer.Option(help="A worker's part of the data: drawn (anew each epoch, by default) or fixed."),
     "eval_every": typer.Option(help="Seconds between evaluations, off the clock; 0: only at the end."),
     "eval_steps": typer.Option(min=0, help="Steps between evaluations, off the clock; 0: only at the end."),
-    "device": typer.Option(help="Of every worker's model: cpu, cuda, or one of several as in cuda:1."),
-    "data_root": typer.Option(help="Where the data set lies, if not in its usual place."),
+    "device": typer.Option(help="Device of every worker's model: cpu, cuda, or one of several as in cuda:1."),
+    "data_root": typer.Option(help="Folder of the data set, if not its usual one."),
     "servers": typer.Option(min=1, help="How many server shards hold the model, each a process."),
     "servers_on_workers": typer.Option(
         "--servers-on-workers", help="A server shard on every worker's node, behind the same link."
@@ -108,58 +106,55 @@ OPTIONS: dict[str, Any] = {
     "transmission": typer.Option(help="wait-free (layer by layer) or traditional (at once)."),
     "short_steps": typer.Option(min=1, help="Steps of a run that only measures seconds per step."),
     "in_process": typer.Option(
-        "--in-process",
-        help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
+        "--in-process", help="Make the full runs in one process: the same weights for less work, without times."
     ),
     # benchmarks
     "hooks": many(
-        r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], local updates as in diloco\[h=30], or fsdp:METHOD "
-        "and hsdp:METHOD, sharded models, where a method is none or a codec, and with gather=int8 in its brackets "
-        "parameters are coded too; with start_step=50 the steps before it travel uncompressed.",
+        r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], local updates as in diloco\[h=30], or a sharded "
+        "model, fsdp:METHOD or hsdp:METHOD, with none or a codec as METHOD. Options in brackets: gather=int8 codes "
+        "parameters too; with start_step=50 earlier steps are uncompressed.",
         "--hook",
     ),
     "methods": many(
-        r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] and its kin are local updates.",
+        r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] one of the local updates.",
         "--hook",
     ),
-    "bucket_cap_mb": typer.Option(min=1, help="DDP's bucket size in MB; by default DDP's own, and 100 for PowerSGD."),
-    "target_accuracy": typer.Option(min=0, max=1, help="Of images: the test accuracy to reach, 0 … 1."),
+    "target_accuracy": typer.Option(min=0, max=1, help="Images: the test accuracy to reach, 0 … 1."),
     "eval_examples": typer.Option(
-        min=1, help="Evaluate on the first so many test examples; of text on so many windows, evenly spaced."
+        min=1, help="Number of test examples: the first ones, or windows of text at equal distances."
     ),
-    "give_up": typer.Option(min=1, help="Of images: stop a hook after so many times the best time so far."),
+    "give_up": typer.Option(min=1, help="Images: stop a hook at this multiple of the best time so far."),
     "rates": Annotated[
-        str, typer.Option(metavar="RATES", help="Of text: learning rates to try each method with, commas between.")
+        str, typer.Option(metavar="RATES", help="Text: learning rates to try each method with, commas between.")
     ],
-    "timed_steps": typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from."),
-    "timed_seconds": typer.Option(min=0, help="Of text: end a run on a link after so many seconds."),
-    "margin": typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats."),
+    "timed_steps": typer.Option(min=1, help="Text: steps on each link, to measure the seconds per step."),
+    "timed_seconds": typer.Option(min=0, help="Text: end a run on a link after this many seconds."),
+    "margin": typer.Option(min=0, help="Text: the target is the loss of `none` plus this many nats."),
     "only": many("A codec, options in brackets; by default all, and raw compressors."),
     "elements": Annotated[list[int], typer.Option(min=1, max=2**32, help="Number of values; repeat for several.")],
     "zero_fraction": Annotated[list[float], typer.Option(min=0, max=1, help="Share of zeros; repeat for several.")],
     "turns": typer.Option(min=1, help="Timed turns of each candidate; medians are shown."),
     "layers": Annotated[
-        list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")
+        list[int], typer.Option(min=1, help="Layers of the two models, a million parameters each; give it twice.")
     ],
-    "cores": typer.Option(min=1, help="Processors that the prediction has; by default this machine's."),
+    "cores": typer.Option(min=1, help="Processors of the prediction; by default this machine's."),
     "learners": Annotated[list[int], typer.Option(min=2, max=4096, help="How many learners; repeat for several.")],
     "mtbf_minutes": Annotated[
-        list[float], typer.Option(min=0.5, help="Minutes between two failures of a learner, on average; repeat.")
+        list[float], typer.Option(min=0.5, help="Mean minutes between two failures of a learner; repeat for several.")
     ],
-    "minutes": typer.Option(min=1, help="Of virtual time."),
-    "restart_s": typer.Option(min=0, help="From a learner's failure to its next step, in seconds."),
+    "minutes": typer.Option(min=1, help="Minutes of virtual time."),
+    "restart_s": typer.Option(min=0, help="Seconds from a learner's failure to its next step."),
     "h": typer.Option(min=3, help="Inner steps between two contributions of a fragment; one takes a second."),
     "grace_s": typer.Option(min=0, help="The grace window, in seconds."),
     # chaos
     "runs": typer.Option(min=1, help="How many trainings."),
-    "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),
+    "first": typer.Option(min=0, help="Number of the first trial; --runs 1 repeats this trial alone."),
     "fork": typer.Option(help="Start processes as forks of one that has imported everything."),
     "every": typer.Option(min=1, help="Rounds between two faults."),
     "strikes": typer.Option(
-        min=1, help="So many faults, at steps at random, each over before the next; by default one --every rounds."
+        min=1, help="This many faults at random steps, each over before the next; by default one --every rounds."
     ),
-    "peace": typer.Option("--peace", help="Each design's training without faults too; goodput is beside it."),
-    "min_workers": typer.Option(min=1, help="The server's --min-workers; by default half of them."),
+    "peace": typer.Option("--peace", help="Run each design without faults too, and show the goodput."),
     "worker_grace_s": typer.Option(min=0, help="The server's --worker-grace-s."),
     "checkpoint_every": CheckpointEvery,
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
@@ -168,7 +163,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def listed(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
-    """Returns the values of a list: of one option with commas, or of one that was repeated.
+    """Returns the values of a list option: one text with commas, or repeated values.
 
     >>> listed("rates", "2e-3, 0.004", tuple[float, ...])
     (0.002, 0.004)
@@ -185,7 +180,7 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replaces a command's first parameter by one option for each field of a dataclass, with the field's default.
 
-    The fields that it declares itself come first, then those that it shares with others.
+    The class's own fields come first, then inherited ones.
     """
 
     types = get_type_hints(kind)

@@ -1,4 +1,4 @@
-"""`thinwire race`: to a test accuracy where models see images, to a held-out loss where they read text."""
+"""`thinwire race`: image models to a test accuracy, text models to a held-out loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer()
 
 OF_IMAGES = ("target_accuracy", "give_up")
 OF_TEXT = ("rates", "timed_steps", "timed_seconds", "margin")
-MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
+MaxSteps = Annotated[int, typer.Option(min=1, help="Maximum steps; the learning rate's schedule is as long.")]
 
 
 @app.command(
@@ -38,14 +38,13 @@ def race(
 ) -> None:
     """Race DDP hooks to a test accuracy, or language models to a held-out loss.
 
-    To an accuracy: seconds of training, equal seeds, batches and learning rates for all. To a loss: every method, local
-    updates among them, at its best rate; full runs without a limit and short ones on each link.
+    To an accuracy: seconds of training, with equal seeds, batches and learning rates. To a loss: every method, local
+    updates included, at its best learning rate, with full runs without a limit and short runs on each link.
 
-    Every finished run is in the JSON file at once. Ctrl-C keeps what has been measured.
+    The command adds every finished run to the JSON file. Ctrl-C keeps the finished runs.
     """
     asked = races.Race(**vars(given))
-    if strangers := [name for name in (OF_IMAGES if asked.to_loss else OF_TEXT) if was_given(context, name)]:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in strangers)
-        kind = "to an accuracy, whose models see images" if asked.to_loss else "to a loss, whose models read text"
-        raise ConfigError(f"{named}: of a race {kind}; these models do not")
+    if foreign := [name for name in (OF_IMAGES if asked.to_loss else OF_TEXT) if was_given(context, name)]:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+        raise ConfigError(f"{named}: for models of {'images' if asked.to_loss else 'text'} alone")
     measure(asked, json, resume, png)

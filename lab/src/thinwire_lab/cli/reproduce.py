@@ -1,9 +1,8 @@
-"""`thinwire reproduce`: tables and figures of the papers, made again, beside the papers' own numbers."""
+"""`thinwire reproduce`: tables and figures of the papers, beside the papers' numbers."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -13,16 +12,16 @@ import typer
 from rich.markup import escape
 from rich.progress import TaskID
 
-from thinwire.cli.console import console, show, write_json
+from thinwire.cli.console import console, say_wrote, show, write_json
 from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
 from thinwire_lab.cli import options
 from thinwire_lab.cli.folders import writable_folder
-from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.cli.progress import Lines, bars
-from thinwire_lab.studies.files import REPORT, RESULTS
+from thinwire_lab.engines.system_tools import with_privileges
+from thinwire_lab.studies.options import REPORT, RESULTS
 
 if TYPE_CHECKING:
     from thinwire_lab.studies.reproduce.entry import Cell
@@ -36,21 +35,19 @@ LIST = "list"
 
 
 class Scale(StrEnum):
-    """How long the runs are."""
+    """The length of the runs."""
 
     quick = "quick"
     full = "full"
 
 
-What = Annotated[
-    list[str], typer.Argument(help="`list`, `all`, a paper (3lc), or an item of one (3lc-table-2); or several of them.")
-]
+What = Annotated[list[str], typer.Argument(help="`list`, `all`, or papers (3lc) and their items (3lc-table-2).")]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
 Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
 
 Seeds = Annotated[
     int | None,
-    typer.Option(min=1, help="Only so many of the scale's seeds; the rest can be added later. By default all."),
+    typer.Option(min=1, help="Number of the scale's seeds; a later command can add the rest. By default all."),
 ]
 Join = Annotated[
     list[Path] | None,
@@ -58,7 +55,7 @@ Join = Annotated[
         "--join",
         exists=True,
         dir_okay=False,
-        help="A results.json of elsewhere, whose runs count as made; several times.",
+        help="Add the runs of another results.json. Repeat for several.",
     ),
 ]
 
@@ -72,14 +69,14 @@ def reproduce(
     out: Out = Path("thinwire-reproduce"),
     json: options.Json = None,
 ) -> None:
-    """Make tables and figures of the papers again, and show ours beside the paper's.
+    """Reproduce tables and figures of the papers, and show ours beside the paper's.
 
-    Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
-    items that need the same runs share them. With --join, another folder goes on from a results.json.
+    The command makes only the runs that results.json lacks: an interrupted command continues, and items that need the
+    same runs share them.
     """
     if LIST in [name.lower() for name in what]:
         if others := [name for name in what if name.lower() != LIST]:
-            raise ConfigError(f"`list` stands alone, and names everything; leave out {', '.join(others)}")
+            raise ConfigError(f"`list` stands alone; leave out {', '.join(others)}")
         _list(json)
         return
     chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
@@ -94,7 +91,7 @@ def reproduce(
     bars = RunBars()
     try:
         with bars.progress:
-            made = making.reproduce(
+            entries = making.reproduce(
                 chosen,
                 scale.value,
                 out,
@@ -107,13 +104,13 @@ def reproduce(
             )
     except KeyboardInterrupt:
         more = "" if json is None else f" --json {shlex.quote(str(json))}"
-        console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
+        console.print(f"finished runs are kept; continue with: {escape(command + more)}", soft_wrap=True)
         raise
     named = ("id", "title", "status", "why")
-    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
-    # Before anything else is printed: standard output may take nothing.
+    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in entries]
+    # First, for standard output may be closed.
     write_json(json, {"command": command, "entries": shown})
-    for entry, each in made.shown:
+    for entry, each in entries:
         console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
         why = f" {entry.why}" if entry.status == "scaled" else ""
         console.print(escape(each.setting + why), highlight=False)
@@ -121,17 +118,14 @@ def reproduce(
             show(table)
         for note in each.notes:
             console.print(escape(note), highlight=False)
-    _say_wrote(made.files)
-    if pictures := making.draw_charts(made, out):  # last: where there is no room for them, all else is there
-        _say_wrote(pictures)
-
-
-def _say_wrote(files: Sequence[Path]) -> None:
-    console.print(f"wrote {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+    for path in (out / RESULTS, out / REPORT):
+        say_wrote(path)
+    for path in making.draw_charts(entries, out):  # last, for a full disk must not cost the tables
+        say_wrote(path)
 
 
 class RunBars:
-    """A bar for the run that is going on; runs that are over are lines above it."""
+    """A progress bar for the current run, and a line for each finished one."""
 
     def __init__(self) -> None:
         self.progress = bars()
@@ -139,7 +133,7 @@ class RunBars:
         self._task = TaskID(0)
 
     def began(self, number: int, total: int, cell: Cell) -> None:
-        """Shows a run; see `run.OnCell`."""
+        """Shows a new run; see `run.OnCell`."""
         self._lines.say(f"{number}/{total} {cell}", always=True)
         self._task = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
 

@@ -1,4 +1,4 @@
-"""`thinwire run --link 20mbit SCRIPT …`: a script of torchrun's, each rank behind a link of its own."""
+"""`thinwire run --link 20mbit SCRIPT …`: a script of torchrun's, each rank behind a thin link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from thinwire.cli.lazy import lazily
 from thinwire.quantities import nbytes_text
-from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.engines.system_tools import with_privileges
 
 with lazily():
     from thinwire_lab.bench import courses
@@ -36,9 +36,9 @@ def run(
     ] = "none",
     ranks: Annotated[int, typer.Option(min=1, max=64, help="How many ranks train together.")] = 4,
 ) -> None:
-    """Run a script of torchrun's on this machine, each rank in a network of its own behind a thin link.
+    """Run a script of torchrun's on this machine, each rank in a separate network behind a thin link.
 
-    The kernel makes the links thin. The output is that of all ranks; at the end come the bytes that each has sent.
+    The kernel shapes the links. The output is that of all ranks, and at the end the bytes that each has sent.
     """
     with_privileges(link.partition("/")[0], "kernel")
     course = courses.course(link)

@@ -1,9 +1,10 @@
-"""One run behind a progress bar, and a table of runs: what `train`, `demo` and `compare` do with a job."""
+"""One run behind a progress bar, and a table of runs, for `train`, `demo` and `compare`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rich.markup import escape
 
@@ -13,31 +14,21 @@ from thinwire.engines.ray_cluster import RayCluster
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, nbytes_text
 from thinwire_lab.cli.progress import Lines, bars
-from thinwire_lab.jobs.checkpoints import RunCheckpoints
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.events import Progress as Stepped
 from thinwire_lab.jobs.in_process import run as run_in_process
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.on_ray import run_on_ray
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.jobs.processes import FIXED, Elastic, run
+from thinwire_lab.jobs.processes import run, run_on_ray
 from thinwire_lab.workloads.models import TEXT_MODELS
 
 
 def run_with_progress(
-    job: Job,
-    shaping: str,
-    worker_options: Sequence[str] = (),
-    checkpoints: RunCheckpoints | None = None,
-    *,
-    in_process: bool = False,
-    elastic: Elastic = FIXED,
-    max_restarts: int = 0,
-    ray: RayCluster | None = None,
+    job: Job, shaping: str, *, in_process: bool = False, ray: RayCluster | None = None, **options: Any
 ) -> RunOutcome:
-    """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option.
+    """Runs a job behind a progress bar: as processes, with `ray` on that cluster, or `in_process` with threads.
 
-    With `ray` on that cluster, where each process shapes its own link.
+    The other options are those of `jobs.processes.run`. On Ray each process shapes its own link.
     """
     links = choose_links(job.link, "application" if ray is not None and shaping == "auto" else shaping)
     if links.note:
@@ -51,7 +42,7 @@ def run_with_progress(
             if isinstance(event, Restarted):
                 console.print(f"{process} {event.reason}; started again, {event.left} restarts left")
             elif isinstance(event, Lost):
-                console.print(f"{process} {event.reason.partition(chr(10))[0]} … the others go on without it")
+                console.print(f"{process} {event.reason.partition(chr(10))[0]} … the others continue without it")
             elif isinstance(event, Stepped):
                 done, text = min(event.seconds, total) if job.seconds else event.step, f"step {event.step:,}"
                 bar.update(task, completed=done, text=f"{text}, loss {event.loss:.3f}")
@@ -62,14 +53,8 @@ def run_with_progress(
             outcome = run_in_process(job, on_event=on_event)
         else:
             here = partial(run, place=Place(links=links))
-            outcome = (here if ray is None else partial(run_on_ray, cluster=ray, links=links))(
-                job,
-                on_event=on_event,
-                worker_options=worker_options,
-                checkpoints=checkpoints,
-                elastic=elastic,
-                max_restarts=max_restarts,
-            )
+            there = here if ray is None else partial(run_on_ray, cluster=ray, links=links)
+            outcome = there(job, on_event=on_event, **options)
         came_to = f"{counted(outcome.steps, 'step')}, {outcome.test_accuracy:.2%}"
         bar.update(task, completed=total, text=came_to)
     lines.say(f"{job.design}  {came_to}", always=True)

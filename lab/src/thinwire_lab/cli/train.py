@@ -1,4 +1,4 @@
-"""`thinwire train`: one run on this machine, every process real, every link thin on request; or on a Ray cluster."""
+"""`thinwire train`: one run with real processes and thin links on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from thinwire.quantities import counted
 from thinwire_lab.cli import options
 from thinwire_lab.cli.folders import writable_folder
 from thinwire_lab.cli.options import takes
-from thinwire_lab.cli.privileges import with_privileges
-from thinwire_lab.jobs.describe import choices
+from thinwire_lab.engines.system_tools import with_privileges
 from thinwire_lab.jobs.options import JobOptions
 
 with lazily():
@@ -33,7 +32,7 @@ app = typer.Typer()
 
 
 class Engine(StrEnum):
-    """Who starts the processes."""
+    """The starter of the processes."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -59,8 +58,8 @@ def train(
         int,
         typer.Option(
             min=0,
-            help="Start a process that fails again, so often: a worker goes on where the others are; with a server, "
-            "which needs --checkpoint-dir, all go back to the newest step that everybody has.",
+            help="How often to restart a failed process. A worker continues at the step of the others; a server needs "
+            "--checkpoint-dir, and all processes return to the newest common step.",
         ),
     ] = 0,
     engine: Annotated[
@@ -83,9 +82,9 @@ def train(
     """Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster."""
     check_apart(json, [telemetry], "the step records are written")
     if resume and checkpoint_dir is None:
-        raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
+        raise ConfigError("--resume needs the checkpoints' folder: add --checkpoint-dir DIR")
     if checkpoint_every != options.CHECKPOINT_EVERY and checkpoint_dir is None:
-        raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint-dir DIR")
+        raise ConfigError("--checkpoint-every needs a folder: add --checkpoint-dir DIR")
     job, written = jobs.Job(**vars(given)), None
     if checkpoint_dir is not None:
         written = checkpoints.RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
@@ -93,7 +92,7 @@ def train(
     if engine is Engine.RAY:
         ray = ray_cluster.RayCluster(address=address, certs=certs, insecure=insecure)
         ray.check()
-        # Actors have folders of their own.
+        # Actors have other working folders.
         telemetry, tensorboard = (None if each is None else each.resolve() for each in (telemetry, tensorboard))
     elif certs is not None or insecure:
         raise ConfigError("--certs and --insecure are for --engine ray: local processes listen on loopback")
@@ -103,11 +102,11 @@ def train(
         with_privileges(job.link, shaping)
         if metrics_port is not None and cluster.choose_links(job.link, shaping).shaping == "kernel":
             raise ConfigError(
-                f"--metrics-port {metrics_port}: behind a link that the kernel shapes worker 0 is in a network of its "
-                "own, where nobody reaches it; add --shaping application, or take --telemetry FILE in its place"
+                f"--metrics-port {metrics_port}: behind a link that the kernel shapes worker 0 is in a separate "
+                "network; add --shaping application, or use --telemetry FILE instead"
             )
         if telemetry is not None:
-            metrics.JsonLines(telemetry).close()  # what cannot be written is said before any process starts
+            metrics.JsonLines(telemetry).close()  # raises ConfigError before any process starts
         if tensorboard is not None:
             writable_folder(tensorboard)
     telemetry_options = [
@@ -117,11 +116,16 @@ def train(
     ]
     elastic = processes.Elastic(min_workers=min_workers, worker_grace_s=worker_grace_s)
     outcome = running.run_with_progress(
-        job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
+        job,
+        shaping,
+        ray=ray,
+        worker_options=telemetry_options,
+        checkpoints=written,
+        elastic=elastic,
+        max_restarts=max_restarts,
     )
-    setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), choices(vars(given))]
-    write_json(json, outcome)  # before anything else is printed: standard output may take nothing
-    show(running.runs_table([outcome], ", ".join(filter(None, setting))))
+    write_json(json, outcome)  # first, for standard output may be closed
+    show(running.runs_table([outcome], f"{job.model} on {job.data}, {counted(job.workers, 'worker')}"))
     if not math.isfinite(outcome.train_loss):
         errors.print("[yellow]warning:[/] the training has diverged: its last losses hold NaN or Inf")
     if outcome.lost_workers:

@@ -1,4 +1,4 @@
-"""`thinwire worker`: one worker that trains a bundled model, by hand, on any machine."""
+"""`thinwire worker`: one worker that trains a bundled model, on any machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def worker(
     events: options.Events = False,
     json: options.Json = None,
 ) -> None:
-    """Train as one worker. All workers are started with the same options but `--rank`."""
+    """Train as one worker. All workers take the same options but `--rank`."""
     start = resuming(checkpoint, checkpoint_every, resume)
     for file in (telemetry, json):
         check_apart(file, checkpoint_names(checkpoint), "the checkpoint is written")
@@ -73,7 +73,7 @@ def worker(
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
     if events and json == STANDARD_OUTPUT:
-        raise ConfigError("--events and --json - both write to standard output: give --json a file")
+        raise ConfigError("--events and --json - write to standard output: give --json a file")
     job, mine = jobs.Job(**vars(given)), None
     if checkpoint is not None:
         mine = checkpoints.WorkerCheckpoint(
@@ -105,17 +105,16 @@ def rejoining(
     train: Callable[[checkpoints.WorkerCheckpoint | None], WorkerOutcome],
     kept: checkpoints.WorkerCheckpoint | None,
 ) -> WorkerOutcome:
-    """Trains, and joins again where a shard no longer knows this worker.
+    """Trains, and joins again when a shard no longer knows this worker.
 
-    All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
-    the bits of one that nothing disturbed. A worker without it goes on with the shards' parameters, and the residuals
-    of its newest checkpoint, if there is one.
+    All workers and shards then return to the newest common checkpoint, and the run ends with the bits of an undisturbed
+    one. A worker without that checkpoint takes the shards' parameters and the residuals of its newest checkpoint.
     """
     while True:
         try:
             return train(kept)
         except SessionLostError as error:
-            # Where it goes back to is agreed on; the step of the command line was that of the first time.
+            # All agree on the step to return to; the command line's step was that of the first start.
             if kept is not None:
                 kept = replace(kept, step=None, resume=kept.resume and bool(kept.own()))
             caution(f"{error}. This worker joins again")
@@ -124,7 +123,7 @@ def rejoining(
 def open_metrics(
     rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None
 ) -> list[metrics.MetricsWriter]:
-    """Opens the chosen metrics writers. All workers append to the file of JSON lines; worker 0 alone has the others."""
+    """Opens the chosen metrics writers: JSON lines on all workers, the others on worker 0 alone."""
     writers: list[metrics.MetricsWriter] = []
     if telemetry is not None:
         writers.append(metrics.JsonLines(telemetry))
@@ -143,5 +142,5 @@ def _tell(tell: Callable[[str], None], event: Event) -> None:
             tell(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
         case told.Done(outcome=outcome):
             late = isinstance(outcome.train_loss, UnsetType)
-            loss = "the others were at the end" if late else f"loss {outcome.train_loss:.4f}"
+            loss = "no loss" if late else f"loss {outcome.train_loss:.4f}"
             tell(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")

@@ -1,1 +1,1 @@
-"""Codecs that papers compare with, as `thinwire.codecs` has the others."""
+"""Codecs that only papers compare; `thinwire.codecs` has the product's."""

@@ -22,7 +22,7 @@ from thinwire.frames.layout import MAX_RANK, MAX_SCALES
 from thinwire.kernels.numba.bits import pack_signs, unpack_signs
 from thinwire.kernels.numba.moments import moments
 
-PER_INDEX = int(Flags.OPTION_A)  # two means for each index of one dimension, whose number is the payload's first byte
+PER_INDEX = int(Flags.OPTION_A)  # two means for each index of one dimension, the payload's first byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class MQE1(Scheme):
         return {
             "means": (means, "low and high: of the values below zero, and of the others; the first four pairs"),
             "pairs of means": (len(frame.scales) // 2, "one for the tensor, or for each index of a dimension"),
-            "axis": (axis, "OPTION_A: the dimension whose indices have means of their own, in the first byte"),
+            "axis": (axis, "OPTION_A: the dimension with two means for each index, in the first byte"),
             "bits": ("high where set", "one bit a value, the first in the highest bit of its byte"),
         }
 

@@ -1,4 +1,4 @@
-"""`randomk`: each value is sent with probability p, as x / p or as it is (DoubleSqueeze §3.2).
+"""`randomk`: sends each value with probability p, as x / p or as x (DoubleSqueeze §3.2).
 
 The receiver draws the same random numbers again, so no positions travel: the payload is the key of the numbers
 (8 bytes), p in units of 2**-24 (4 bytes), and the values sent.
@@ -51,7 +51,7 @@ class RandomK(Scheme):
         if not self.scaled:
             return None
         return (
-            "with scaled=True it diverges: what is sent as x / p leaves a residual of -x·(1/p - 1), which grows at "
+            "with scaled=True it diverges: a value sent as x / p leaves a residual of -x·(1/p - 1), which grows at "
             "every step. Set scaled=False, or leave error feedback off"
         )
 
@@ -94,7 +94,7 @@ class RandomK(Scheme):
 
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
-        """Eight standard deviations below the expected number of values: no encoder ever gets there."""
+        """Returns the size eight standard deviations below the expected number of values, which no encoder reaches."""
         if len(frame.payload) < _HEAD.size:
             return _HEAD.size
         kept: int = _HEAD.unpack_from(frame.payload)[2]
@@ -106,7 +106,7 @@ class RandomK(Scheme):
 
 
 def kept_positions(size: int, key: Key, kept: int) -> NDArray[np.int64]:
-    """Returns the positions, ascending, whose 24 random bits are below `kept`."""
+    """Returns the positions, ascending, with 24 random bits below `kept`."""
     found, random = [], np.empty(min(size, _AT_ONCE), np.int32)
     for first in range(0, size, _AT_ONCE):
         high_bits(key, first, random)

@@ -1,7 +1,7 @@
 """`truncate`: zeroes the k low mantissa bits and does not send them ("clipping", DoubleSqueeze §3.2).
 
-That rounds toward zero: |error| < 2**(k − 23)·|x| (2**(k − 52) for float64 tensors). The rest travels as it is: the
-sign, the exponent and the upper mantissa, 32 − k bits, the lowest bit first.
+That rounds toward zero: |error| < 2**(k − 23)·|x| (2**(k − 52) for float64 tensors). It sends the sign, the exponent
+and the upper mantissa unchanged, 32 − k bits, the lowest bit first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Processes of this machine: they start, what they report is read, and nothing is left behind.
+"""Starts and stops processes of this machine and reads their events.
 
-Each process is in a session of its own, behind its own thin link where there is a `Fabric`, and is killed with its
-launcher (`parent_watch`). It reports events on standard output; the last other lines are shown when it fails.
+Each process has a separate session, a thin link if there is a `Fabric`, and ends with its launcher (`parent_watch`). It
+reports events on standard output; an error quotes its last other lines.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.namespaces import Fabric
 from thinwire_lab.engines.starters import Process, Programs, Starter
 
-PORT = 7070  # of servers in a fabric, where every host has all ports to itself
-_DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody else's hands
+PORT = 7070  # of servers in a fabric
+_DRAIN_S = 2.0  # how long a process's children may keep its streams open after its end
 
-Start = Callable[[Sequence[str]], Process]  # starts a command where its process belongs
+Start = Callable[[Sequence[str]], Process]
 
 
 def free_port() -> int:
-    """Returns a port of 127.0.0.1 that nobody listens at, for who has to say one before the process that takes it."""
+    """Returns a free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
 
 
 class _Child(Role):
-    """One process. Its reports, and last of all its exit status, go to the engine's inbox beside its name."""
+    """One process. It puts its name with each event, and at last with its exit status, into the engine's inbox."""
 
     def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], start: Start, *role: Any) -> None:
         super().__init__(name, *role)  # again, restarts, optional
@@ -46,7 +46,7 @@ class _Child(Role):
         self.watcher.start()
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to the process and to whatever it has started; nothing if it has ended."""
+        """Sends a signal to the process and its children, if it still runs."""
         if self.process.poll() is None:
             self._signal_group(signum)
 
@@ -59,7 +59,7 @@ class _Child(Role):
         for each in readers:
             each.start()
         status = self.process.wait()
-        # Its own children (data loaders, say) would hold the streams open and outlive the run.
+        # The process's children, such as data loaders, would keep the streams open and outlive the run.
         self._signal_group(signal.SIGKILL)
         for each in readers:
             each.join(_DRAIN_S)
@@ -84,8 +84,8 @@ class _Child(Role):
 class LocalEngine(Engine[_Child]):
     """The processes of one run, each with one thread for its arithmetic.
 
-    Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
-    thread that started it. The methods are for one thread at a time.
+    Start processes from a thread that lives until `stop`, such as the main thread: a child ends with the thread that
+    started it. The methods are for one thread at a time.
     """
 
     def __init__(
@@ -118,36 +118,35 @@ class LocalEngine(Engine[_Child]):
         command: Command,
         *,
         host: str | None = None,
-        namespaces: Sequence[str] = (),
         restarts: int = 0,
         again: Again | None = None,
         optional: bool = False,
     ) -> None:
         if name in self.running:
-            raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
+            raise ConfigError(f"a process {name!r} runs already; give each process another name")
         if (host is None) != (self._fabric is None):
             raise ConfigError(f"{name}: host {host!r}, fabric {self._fabric}; give both or neither")
         network = [] if self._fabric is None or host is None else [self._fabric.namespace(host)]
 
         def in_its_place(command: Sequence[str]) -> Process:
-            return self._starter.start(command, self._environment, [*network, *namespaces])
+            return self._starter.start(command, self._environment, network)
 
         self._spawn(name, command, in_its_place, again or (lambda: command), restarts, optional)
 
     def _spawn(self, name: str, command: Command, start: Start, again: Again, restarts: int, optional: bool) -> None:
         if callable(command):
-            raise ConfigError(f"{name}: a process of its own runs a program, and this is a call")
+            raise ConfigError(f"{name}: a local process runs a program, and this is a call")
         try:
             self._roles[name] = _Child(self, name, command, start, again, restarts, optional)
         except (OSError, EngineError) as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
     def signal(self, name: str, signum: int) -> None:
-        """Sends a signal to a process and to whatever it has started; nothing if it has ended."""
+        """Sends a signal to a process and its children, if it still runs."""
         self._roles[name].signal(signum)
 
     def stop(self) -> None:
-        """Asks every process to end (SIGTERM), waits `grace_s` for all, kills the rest."""
+        """Sends SIGTERM to every process, waits `grace_s` for all, and kills the rest."""
         for child in self._roles.values():
             child.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s

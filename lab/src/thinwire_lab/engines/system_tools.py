@@ -1,6 +1,6 @@
-"""The system's tools for links and namespaces, the way into a namespace, and the right to make one.
+"""The system's tools for links and namespaces, and the right to make a namespace.
 
-A user who is not root takes it from a user namespace of its own, which a command enters by starting itself again.
+A command of another user than root gets this right by a restart as root of a new user namespace.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
+from thinwire.transports.links import parse_rate
 
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"
 TIMEOUT_S = 20.0
-_OPTIONS = {"net": "net", "mnt": "mount"}
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
 
 
 def can_unshare() -> bool:
-    """Whether `reexec_in_user_namespace` would help: we are not root already, and the host lets users be it.
+    """Returns whether `reexec_in_user_namespace` would help: the user is not root, and the host allows it.
 
-    False for root, so that a re-executed command that still cannot make a fabric does not try again for ever.
+    It is False for root, so that a restarted command without the right does not restart again.
     """
     if os.geteuid() == 0 or sys.platform != "linux":
         return False
@@ -37,7 +38,7 @@ def can_unshare() -> bool:
 
 
 def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
-    """Replaces this process by `argv`, run as root of a new user namespace, before anything is started or opened."""
+    """Replaces this process by `argv`, run as root of a new user namespace."""
     unshare = find_tools()["unshare"]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -47,20 +48,25 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
         raise EngineError(f"cannot run {unshare}: {error.strerror}") from error
 
 
-def entering(namespaces: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """The command that runs `argv` in these namespaces. It keeps its process id and standard streams.
+def with_privileges(link: str | None, shaping: str) -> None:
+    """Restarts this command as root of a user namespace, if kernel shaping needs it."""
+    if parse_rate(link or "none").bps is not None and shaping != "application" and can_unshare():
+        reexec_in_user_namespace(own_command(*sys.argv[1:]))
 
-    >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
-    (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
+
+def entering(namespaces: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Returns the command that runs `argv` in these namespaces, with its process id and standard streams.
+
+    >>> entering(["/proc/7/ns/net"], ["ls"])[1:], entering([], ["ls"])
+    (['--net=/proc/7/ns/net', '--', 'ls'], ['ls'])
     """
     if not namespaces:
         return list(argv)
-    options = [f"--{_OPTIONS[path.rpartition('/')[2]]}={path}" for path in namespaces]
-    return [find_tools()["nsenter"], *options, "--", *argv]
+    return [find_tools()["nsenter"], *(f"--net={path}" for path in namespaces), "--", *argv]
 
 
 def find_tools() -> dict[str, str]:
-    """Where the tools are. Raises EngineError naming those that are missing."""
+    """Returns the tools' paths. Raises EngineError with the missing tools."""
     found = {tool: shutil.which(tool) or shutil.which(tool, path=_SYSTEM_PATH) for tool in TOOLS}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
@@ -69,7 +75,7 @@ def find_tools() -> dict[str, str]:
 
 
 def run_tool(argv: Sequence[str], text: str = "") -> str:
-    """Run a tool to its end and return its output. Raises EngineError with what it complained of."""
+    """Runs a tool and returns its output. Raises EngineError with its error message."""
     try:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,7 +1,7 @@
 """Servers and workers as real processes, each behind its own link.
 
-With privileges the link is the kernel's: a network namespace for each process and `tc tbf` in both directions; without,
-a token bucket inside each process's transport. An engine starts the processes: this machine's, or another's (`on_ray`).
+With privileges the kernel makes the link: a network namespace for each process and `tc tbf` in both directions. Without
+them each process's transport has a token bucket. An engine starts the processes, on this machine or on Ray.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ Private = Callable[[int | None], list[str]]
 """Returns a worker's options of credentials by its rank, or the servers'."""
 
 SERVER = "server"
-UNKNOWN = dict.fromkeys(("THINWIRE_TLS_CERT", "THINWIRE_TLS_KEY", "THINWIRE_TLS_CA", "THINWIRE_TOKEN_FILE"), "")
-"""Of the environment: whose certificate somebody has for another training is nothing to processes of this machine."""
+UNSET_CREDENTIALS = dict.fromkeys(
+    ("THINWIRE_TLS_CERT", "THINWIRE_TLS_KEY", "THINWIRE_TLS_CA", "THINWIRE_TOKEN_FILE"), ""
+)
+"""Local processes ignore the environment's credentials, which belong to other trainings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How the links of a run are made; `note` says why not by the kernel, where that was wanted."""
+    """The links of a run; `note` is the reason why the kernel does not make them."""
 
     shaping: Shaping
     rate: Rate
@@ -43,7 +45,7 @@ class Links:
 
 
 def choose_links(link: str | None, wanted: str = "auto") -> Links:
-    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never."""
+    """Chooses the shaping of links: `auto` prefers the kernel, `kernel` requires it, `application` avoids it."""
     rate = parse_rate(link or "none")
     if wanted not in ("auto", "kernel", "application"):
         raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
@@ -61,7 +63,7 @@ def choose_links(link: str | None, wanted: str = "auto") -> Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where roles run: behind which links, started by whom, with whose credentials."""
+    """Where roles run: their links, engine and credentials."""
 
     links: Links
     open_engine: OpenEngine | None = None
@@ -70,12 +72,12 @@ class Place:
 
     @property
     def has_hosts(self) -> bool:
-        """Whether each role has to be started on one of the nodes."""
+        """Whether each role starts on one of the nodes."""
         return self.links.shaping == "kernel" or self.open_engine is not None
 
     @contextmanager
     def opened(self, kinds: Sequence[type[Event]], hosts: Sequence[str]) -> Iterator[tuple[Engine[Any], Fabric | None]]:
-        """Opens an engine for these kinds of events on these nodes, and their links where the kernel makes them."""
+        """Opens an engine for these kinds of events on these nodes, and the kernel's links, if any."""
         with ExitStack() as stack:
             fabric = None
             if self.links.shaping == "kernel":
@@ -83,13 +85,15 @@ class Place:
             if self.open_engine is not None:
                 yield stack.enter_context(self.open_engine(kinds, hosts)), fabric
             else:
-                local = LocalEngine(kinds, fabric=fabric, starter=self.starter, environment=UNKNOWN, lines=True)
+                local = LocalEngine(
+                    kinds, fabric=fabric, starter=self.starter, environment=UNSET_CREDENTIALS, lines=True
+                )
                 yield stack.enter_context(local), fabric
 
     def arguments(self, rank: int | None) -> list[str]:
-        """Returns what a worker's command, by its rank, or a server's has of this place."""
+        """Returns a command's options of links and credentials: a worker's by its rank, or the servers'."""
         if self.links.shaping == "kernel":
-            return ["--insecure"]  # nobody else has a link to these namespaces
+            return ["--insecure"]  # no other process has a link to these namespaces
         shape = ["--shape", str(self.links.rate)] if self.links.shaping == "application" else []
         return [*shape, *self.private(rank)]
 
@@ -97,15 +101,14 @@ class Place:
 def run_cluster(
     roles: Roles, place: Place, kinds: Sequence[type[Event]], on_event: OnEvent, *, on_start: OnStart | None = None
 ) -> dict[str, int]:
-    """Starts servers and workers, passes on what they report, and waits for their end.
+    """Starts servers and workers, passes their events on, and waits for their end.
 
-    Returns the interface counters of the workers' nodes where the kernel shapes.
+    Returns the interface counters of the workers' nodes if the kernel shapes.
     """
     require("a parameter server", "grpc")
     if roles.servers_on_workers and place.links.shaping == "application":
         raise ConfigError(
-            "a server on every worker's node shares that node's link, and application shaping gives each process a "
-            "link of its own; use kernel shaping, or no limit"
+            "--servers-on-workers: processes of one node share its link only with kernel shaping; use that, or no limit"
         )
     with place.opened([Listening, *kinds], roles.hosts) as (engine, fabric):
         running = RunningRoles(roles, engine, place.arguments, on_hosts=place.has_hosts)
@@ -118,11 +121,10 @@ def run_cluster(
 
 
 def _interfaces(fabric: Fabric, workers: Sequence[str]) -> dict[str, int]:
-    """What the kernel counted at the workers' links: everything, and what is left without TCP/IP headers."""
+    """Returns the kernel's counts at the workers' links, with and without TCP/IP headers."""
     counters: dict[str, int] = {}
     for way, count in (("push", fabric.sent), ("pull", fabric.received)):
         counts = [count(worker) for worker in workers]
         counters[f"interface_bytes_{way}"] = sum(each.nbytes for each in counts)
-        counters[f"interface_packets_{way}"] = sum(each.packets for each in counts)
         counters[f"interface_payload_bytes_{way}"] = sum(each.payload_nbytes for each in counts)
     return counters

@@ -1,4 +1,4 @@
-"""What servers and workers report to whoever started them."""
+"""The events that servers and workers report to their launcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from thinwire_lab.jobs.outcome import CurvePoint, WorkerOutcome
 
 
 class Progress(Event, frozen=True, kw_only=True):
-    """Worker 0 has taken `step` of `steps` steps (None: as many as fit the time budget) in so many seconds."""
+    """Worker 0 has taken `step` of `steps` steps, None with a time budget, in `seconds`."""
 
     step: int
     steps: int | None
@@ -16,7 +16,7 @@ class Progress(Event, frozen=True, kw_only=True):
 
 
 class Accuracy(Event, frozen=True, kw_only=True):
-    """Worker 0 has evaluated the model; where it was lost, at the end the lowest rank that was left has."""
+    """Worker 0 has evaluated the model; if it was lost, the lowest remaining rank, at the end."""
 
     step: int
     seconds: float

@@ -1,7 +1,7 @@
-"""A grid of cells: each is measured once, and its result is in a file as soon as it is there.
+"""A grid of cells: `run` measures each once, and writes its result to a file at once.
 
-A subclass of `Grid` names the cells, measures one, and adds sections to the file. A grid that was interrupted goes on
-from its file: only the cells of which the file holds no good result are measured.
+A subclass of `Grid` names the cells, measures one, and adds sections to the file. An interrupted grid continues from
+its file: it measures only the cells without a good result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ F = TypeVar("F", bound=msgspec.Struct)
 Measured = Mapping[C, F]
 """The results of the cells so far."""
 Tell = Callable[[str], None]
+"""Takes a line on the progress."""
 OnCell = Callable[[int, int, C], None]
-"""Takes a cell's number, how many there are, and the cell, before it is measured."""
+"""Takes a cell's number, the number of cells, and the cell, before its measurement."""
 
 
 class Grid(ABC, Generic[C, F]):
@@ -30,7 +31,7 @@ class Grid(ABC, Generic[C, F]):
 
     Attributes:
         kinds: the classes of results.
-        key_options: options that change what is measured and that no cell holds.
+        key_options: options that change results and that no cell holds.
     """
 
     kinds: ClassVar[Sequence[type[msgspec.Struct]]]
@@ -38,30 +39,30 @@ class Grid(ABC, Generic[C, F]):
 
     @abstractmethod
     def cells(self) -> Sequence[C]:
-        """Returns the grid: frozen dataclasses that hold everything that tells one measurement from another."""
+        """Returns the grid: frozen dataclasses with all settings of a measurement."""
 
     @abstractmethod
     def measure(self, cell: C, before: Measured[C, F], tell: Tell) -> F:
-        """Measures one cell, given what was measured before; `tell` takes words on progress."""
+        """Measures one cell, given the results so far."""
 
     def failed(self, figures: F) -> bool:
-        """Returns whether a measurement failed; a failed one is repeated when the grid goes on."""
+        """Returns whether a measurement failed; a continued grid repeats it."""
         return False
 
     def outdated(self, cell: C, figures: F, before: Measured[C, F]) -> bool:
-        """Returns whether a stored result has to be measured again, given the results of the cells before it."""
+        """Returns whether to repeat a stored measurement, given the results of the cells before it."""
         return self.failed(figures)
 
     def lost(self, cell: C, error: EngineError) -> None:
-        """Takes the error of a measurement that came to nothing; raises it where the grid is not to go on."""
+        """Handles the error of a measurement without a result; raises it to end the grid."""
         raise error
 
     def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
-        """Returns what the file holds beside the results."""
+        """Returns further sections of the file."""
         return {}
 
     def key(self, cell: C) -> dict[str, Any]:
-        """Returns the key of a cell's result, as it comes back from the file."""
+        """Returns the key of a cell's result, as read from the file."""
         options = {name: getattr(self, name) for name in self.key_options}
         key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), **options}))
         return key
@@ -76,8 +77,8 @@ def run(
     on_result: Callable[[C, F], None] = lambda cell, figures: None,
     tell: Tell = lambda text: None,
 ) -> None:
-    """Measures the cells that `results` does not hold yet; `measured` has every result, also when it is interrupted."""
-    cells = list(dict.fromkeys(grid.cells()))  # a cell that is named twice is measured once
+    """Measures the cells that `results` lacks, and puts every result into `measured` at once."""
+    cells = list(dict.fromkeys(grid.cells()))  # equal cells are measured once
     if not cells:
         raise ConfigError("there is nothing to measure: a list of names is empty")
     for number, cell in enumerate(cells, start=1):

@@ -1,7 +1,7 @@
-"""One run in one process, for accuracies alone: the weights of a run with processes, bit for bit, for less work.
+"""One run in one process, for its accuracy: the same weights as with processes, bit for bit, for less work.
 
-Messages and cores are the same; seconds and bytes on a link are not to be had. Workers are threads that take turns, as
-with the computed clock (`modelled`). Several comparisons beside each other use several cores.
+Messages and cores are the same; there are no seconds and no bytes on a link. Workers are threads that take turns, as
+with the computed clock (`modelled`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def run(
     history: HistoryRecorder | None = None,
     on_step: OnStep | None = None,
 ) -> RunOutcome:
-    """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`. Workers' threads call back."""
+    """Trains once; the outcome has `in_process` set and no shaping. Workers' threads make the callbacks."""
     if parse_rate(job.link or "none").bps is not None or job.seconds is not None:
-        raise ConfigError("a run in one process has neither a link nor a time budget: its seconds say nothing")
+        raise ConfigError("a run in one process has no seconds: leave out the link and the time budget")
 
     def stepped(rank: int, step: int, loss: float, model: nn.Module) -> None:
         if history is not None:

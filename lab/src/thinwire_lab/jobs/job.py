@@ -1,19 +1,20 @@
-"""What one training run is: plain values that travel from the command line to every process."""
+"""The settings of one training run, which travel from the command line to every process, and its workload."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
-from thinwire_lab.jobs.devices import device
 from thinwire_lab.jobs.options import JobOptions, RecipeOptions
 from thinwire_lab.workloads.dropout import check_dropout
 from thinwire_lab.workloads.recipe import Recipe, for_workers
 from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import Training, find_device, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Job(JobOptions):
             raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
         if self.eval_steps < 0:
             raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")
-        device(self.device)
+        find_device(self.device)
         self.full_design()
         recipe = self.recipe()
         check_dropout(self.model, recipe.dropout)
@@ -46,7 +47,7 @@ class Job(JobOptions):
         return self.workers if self.servers_on_workers else self.servers
 
     def full_design(self) -> Design:
-        """Returns the design with every choice spelled out."""
+        """Returns the design with all options."""
         return design(
             self.design,
             up=None if self.codec_up is None else codec_by_name(self.codec_up),
@@ -58,8 +59,30 @@ class Job(JobOptions):
         )
 
     def recipe(self) -> Recipe:
-        """Returns the recipe with this job's own numbers in it."""
+        """Returns the recipe with this job's settings."""
         names = ("steps", *(field.name for field in fields(RecipeOptions)))
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
         return replace(for_workers(recipe(self.model, self.data, design=self.design), self.workers), **own)
+
+    def workload(self, rank: int = 0) -> Training:
+        """Returns a worker's data, model, optimizer and batches, with the model on the job's device."""
+        return training(
+            self.recipe(),
+            data=self.data,
+            rank=rank,
+            workers=self.workers,
+            seed=self.seed,
+            data_root=self.data_root,
+            device=find_device(self.device),
+        )
+
+
+def check_workloads(jobs: Iterable[Job]) -> None:
+    """Raises the errors of `Job.workload` before any process starts."""
+    different = {
+        (job.model, job.data, job.data_root, job.workers, repr(job.recipe())): replace(job, device="cpu", seed=0)
+        for job in jobs
+    }
+    for job in different.values():
+        job.workload()

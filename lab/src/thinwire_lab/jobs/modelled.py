@@ -1,10 +1,9 @@
-"""One run in one process whose clock is computed: many workers on few cores, in the time that a cluster would take.
+"""One run in one process with a computed clock: many workers on few cores, in the time that a cluster would take.
 
-The cores, codecs and bytes are the real ones. What a step takes is put together from what was measured and what is
-known: every worker's and server's processor seconds, measured as they compute one after the other, each with a
-processor of its own, and every message's way over links of a given rate. Whoever is earliest by its own clock goes on,
-so that everything happens in the order of computed time. A `RunOutcome` of such a run says `modelled` for its shaping:
-its seconds are no measurement.
+The cores, codecs and bytes are real. The time of a step has two parts: the measured processor seconds of every worker
+and server, each with a separate processor, and the computed time of every message on links of a given rate. The worker
+with the earliest clock runs next, so all events happen in the order of computed time. The `shaping` of such a
+`RunOutcome` is `modelled`: its seconds are no measurement.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ from thinwire_lab.jobs.training_loop import OnStep
 from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks
 
 MODELLED = "modelled"
-"""The `shaping` of a run whose seconds are computed."""
+"""The `shaping` of a run with computed seconds."""
 
 
 def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> RunOutcome:
     """Trains once, by the computed clock."""
     if job.seconds is not None:
-        raise ConfigError("a run with a computed clock has a number of steps, no time budget")
+        raise ConfigError("a run with a computed clock needs a number of steps, not a time budget")
     if job.device != "cpu":
         raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
     return Cluster(job, on_event).run(shaping=MODELLED)
 
 
 class Cluster:
-    """The workers' threads, the servers, and whose turn it is.
+    """The workers' threads and the servers.
 
-    Exactly one thread computes at a time: the one that called `run`, which has what was noted happen and plays the
-    servers, or the worker that it lets go on until that one waits for a message.
+    Exactly one thread computes at a time: the caller of `run`, which runs due events and the servers, or one worker,
+    until that worker waits for a message.
     """
 
     def __init__(
@@ -74,31 +73,27 @@ class Cluster:
         self.yielded = threading.Semaphore(0)
 
     def run(self, shaping: str) -> RunOutcome:
-        """Runs until every worker has ended; returns what the run came to."""
+        """Runs until every worker has ended; returns the outcome."""
         for worker in self.workers:
             worker.thread.start()
         try:
             while any(worker.outcome is None for worker in self.workers):
-                self._go_on()
+                self._run_next()
         finally:
             self._end()
         workers = [worker.outcome for worker in self.workers if worker.outcome is not None]
         outcome = summarise(self.job, workers, self.curve, rate=self.rate, shaping=shaping)
         return msgspec.structs.replace(outcome, in_process=True)
 
-    def node(self, shard: int) -> str:
-        """Returns whose link a shard's messages cross."""
-        return f"worker {shard}" if self.job.servers_on_workers else f"server {shard}"
-
     def send(self, sender: str, receiver: str, nbytes: int, ready_s: float, arrived: Callable[[float], None]) -> None:
-        """Sends a message over the links when the time has come at which it is ready."""
+        """Sends a message over the links once it is ready."""
         self.agenda.note(ready_s, lambda now_s: self.links.send(sender, receiver, nbytes, now_s, arrived))
 
-    def _go_on(self) -> None:
+    def _run_next(self) -> None:
         ready = [worker for worker in self.workers if worker.ready]
         first = min(ready, key=lambda worker: worker.clock_s, default=None)
         if first is not None and first.clock_s < self.agenda.next_s:
-            first.go_on()
+            first.compute()
             if isinstance(first.error, ThinwireError):
                 raise EngineError(f"a worker failed: {first.error}") from first.error
             if first.error is not None:
@@ -107,7 +102,7 @@ class Cluster:
             self.agenda.advance()
         else:
             waiting = [worker.name for worker in self.workers if worker.outcome is None]
-            raise EngineError(f"{', '.join(waiting)}: waiting for messages that nobody will send")
+            raise EngineError(f"{', '.join(waiting)}: waiting for messages, and no process will send one")
 
     def _end(self) -> None:
         for shard in self.shards:
@@ -130,29 +125,29 @@ class _Worker:
         self.clock_s = self._began_cpu_s = 0.0
 
     def now(self) -> float:
-        """Returns its clock: when it went on, and what it has computed since. For its own thread."""
+        """Returns the clock: the time at its last turn and the seconds computed since. For the worker's thread."""
         return self.clock_s + time.thread_time() - self._began_cpu_s
 
-    def go_on(self) -> None:
-        """Lets it compute until it waits or ends. For the cluster's thread."""
+    def compute(self) -> None:
+        """Lets the worker compute until it waits or ends. For the cluster's thread."""
         self._turn.release()
         self._cluster.yielded.acquire()
 
     def wake(self, now_s: float) -> None:
-        """A message is there that it may wait for."""
+        """Makes the worker ready: a message has arrived."""
         if not self.ready and self.outcome is None:
             self.clock_s = max(self.clock_s, now_s)
             self.ready = True
 
-    def let_others(self, *, until_woken: bool) -> None:
-        """Stops computing, until it is woken or only until whatever comes before its clock has happened."""
-        self._stand(ready=not until_woken)
+    def wait(self, *, until_woken: bool) -> None:
+        """Stops computing until `wake`, or only until all earlier events have happened."""
+        self._pause(ready=not until_woken)
         self._cluster.yielded.release()
         self._turn.acquire()
         self._resume()
 
     def stop(self) -> None:
-        """Ends its thread, which finds its sessions over."""
+        """Ends the worker's thread."""
         self.stopped = True
         while self.thread.is_alive():
             self._turn.release()
@@ -164,7 +159,7 @@ class _Worker:
 
     def _run(self) -> None:
         self._turn.acquire()
-        if self.stopped:  # before its first turn: another worker failed, or somebody has pressed Ctrl-C
+        if self.stopped:  # before its first turn: another worker failed, or Ctrl-C ended the run
             return
         self._resume()
         try:
@@ -179,7 +174,7 @@ class _Worker:
             )
         except BaseException as error:  # the cluster's thread raises it
             self.error = error
-        self._stand(ready=False)
+        self._pause(ready=False)
         self._cluster.yielded.release()
 
     def _report(self, event: Event) -> None:
@@ -187,7 +182,7 @@ class _Worker:
             self._cluster.curve.append(event.point())
         self._on_event(self.name, event)
 
-    def _stand(self, *, ready: bool) -> None:
+    def _pause(self, *, ready: bool) -> None:
         self.clock_s = self.now()
         self.ready = ready
 
@@ -198,19 +193,15 @@ class _Worker:
 
 
 class _Shard:
-    """One server, whose sessions are those of the memory transport; messages come to it when their time has come."""
+    """One server on the memory transport; messages reach it at their computed time."""
 
     def __init__(self, cluster: Cluster, index: int) -> None:
-        self._cluster, self._index = cluster, index
+        self._cluster = cluster
+        self.node = f"{'worker' if cluster.job.servers_on_workers else 'server'} {index}"
         self.server = MemoryServer(serving(ServerCore(), clock=self))
         self._connections: list[_ModelledConnection] = []
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._free_s = 0.0
-
-    @property
-    def node(self) -> str:
-        """Whose link its messages cross."""
-        return self._cluster.node(self._index)
 
     def connect(self, worker: _Worker) -> _ModelledConnection:
         """Begins a worker's session."""
@@ -219,7 +210,7 @@ class _Shard:
         return connection
 
     def handle(self, call: Callable[[], None], nbytes: int, now_s: float) -> None:
-        """Has the server take a message, once it has taken those before and is free, and sends what it answers."""
+        """Passes a message to the server, once it is free and has taken all earlier messages, and sends the answers."""
         self._waiting.append((call, nbytes))
         if len(self._waiting) == 1:
             self._take(now_s)
@@ -243,7 +234,7 @@ class _Shard:
         return self._cluster.agenda.now()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
-        """Calls the server back, and sends what it then says."""
+        """Calls the server back after a delay, and sends its messages."""
 
         def call() -> None:
             callback()
@@ -253,7 +244,7 @@ class _Shard:
         return self._cluster.agenda.call_later(delay_s, call)
 
     def send(self, worker: str, nbytes: int, arrived: Callable[[float], None]) -> None:
-        """Sends a message as soon as the server has done what it is at."""
+        """Sends a message once the server is free."""
         free_s = self.work(self._free_s, self._message_s(nbytes))
         self._cluster.send(self.node, worker, nbytes, free_s, arrived)
 
@@ -281,11 +272,11 @@ class _ModelledConnection(Connection):
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         if timeout_s == 0 and not self._arrived:
-            self._worker.let_others(until_woken=False)
+            self._worker.wait(until_woken=False)
             if not self._arrived:
-                raise DeadlineError(f"nothing has come from {self.address}")
+                raise DeadlineError(f"no message from {self.address}")
         while not self._arrived:
-            self._worker.let_others(until_woken=True)
+            self._worker.wait(until_woken=True)
         packet = self._arrived.popleft()
         if packet is not None:
             self.bytes_received += wire_nbytes(packet)
@@ -298,7 +289,7 @@ class _ModelledConnection(Connection):
         self._leave(self._inner.abort, 0)
 
     def answered(self) -> None:
-        """Sends to the worker what the server has said in this session. For the cluster's thread."""
+        """Sends the server's messages of this session to the worker. For the cluster's thread."""
         while not self._over:
             try:
                 packet = self._inner.receive(0)

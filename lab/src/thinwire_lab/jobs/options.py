@@ -1,7 +1,7 @@
-"""What one training run may be asked to be: plain values with their defaults, which a command line can show.
+"""The options of one training run with their defaults.
 
-What replaces a recipe's own numbers stands by itself, for comparisons take it as single runs do. Nothing here knows
-which values can be, so that `thinwire train --help` imports no torch; `jobs.job.Job` does.
+Comparisons share the options that replace a recipe's settings. `jobs.job.Job` checks all values: this file imports no
+torch, and so `thinwire train --help` does not either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """What a run trains with in place of its recipe; None leaves the recipe's."""
+    """Options that replace a recipe's settings; None leaves the recipe's."""
 
     batch: int | None = None
     lr: float | None = None
@@ -26,9 +26,9 @@ class RecipeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(RecipeOptions):
-    """The choices of one run of one design; without steps and seconds it takes the recipe's steps.
+    """The options of one run of one design; without `steps` and `seconds` it takes the recipe's steps.
 
-    Evaluations come every `eval_every` seconds or `eval_steps` steps, off the clock; 0: only at the end.
+    The run evaluates every `eval_every` seconds or `eval_steps` steps, off the clock; 0: only at the end.
     """
 
     design: str = "3lc[s=1.0]"

@@ -1,6 +1,6 @@
-"""What a run came to: one worker's outcome, and the run's, which `train --json` writes.
+"""The outcomes of one worker and of a whole run, which `train --json` writes.
 
-Attributes that a run may lack are `UNSET`, and are then left out of the JSON.
+Attributes that a run lacks are `UNSET`; the JSON leaves them out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _COUNTERS = (
     *("payload_bytes_push", "payload_bytes_pull", "wire_bytes_push", "wire_bytes_pull"),
     *("late_pushes", "skipped_updates", "residuals_lost", "residuals_carried"),
 )
-"""Sums of the workers' traffic that the run's outcome has under the same names."""
+"""Sums of the workers' traffic under their names in the run's outcome."""
 
 
 class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tables were placed: bytes on each shard, how far they deviate, and a digest of the decision."""
+    """The placement of the tables: bytes on each shard, their deviation, and a digest of the assignment."""
 
     loads: list[float]
     coefficient_of_variation: float
@@ -36,11 +36,11 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker's training came to. Worker 0 evaluates, and has the scores; see `RunOutcome`.
+    """The outcome of one worker. Worker 0 evaluates and has the scores; see `RunOutcome`.
 
-    Seconds are of training, from the end of the first step, without this worker's evaluations; where all wait while
-    worker 0 evaluates, the others' have that wait. The training loss is a mean over the latest steps; a late worker may
-    take none.
+    Seconds count training from the end of the first step, without this worker's evaluations. If all wait while worker 0
+    evaluates, the seconds of the others include that wait. The training loss is a mean over the latest steps; a late
+    worker may take none.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Test accuracy, 0 … 1, and the loss of text in nats a byte, after so many steps and seconds of training."""
+    """Test accuracy, 0 … 1, and the loss of text in nats a byte, by step and seconds of training."""
 
     step: int
     seconds: float
@@ -74,23 +74,21 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to.
+    """The outcome of a run.
 
-    `steps`, `seconds`, `seconds_per_step`, scores and the curve are worker 0's, and its seconds are without its
-    evaluations. Where worker 0 was lost they are those of the lowest rank that was left, which evaluated at the end in
-    its place; the curve has no points in between. Scores are NaN where it was lost in the last steps or later, or where
-    the workers' models differ.
+    `steps`, `seconds`, `seconds_per_step`, scores and the curve are worker 0's; its seconds leave out its evaluations.
+    If worker 0 was lost, they are those of the lowest remaining rank, which evaluated at the end; the curve then has no
+    points in between. Scores are NaN if worker 0 was lost in the last steps or if the workers' models differ.
 
-    Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
-    that travelled, uncompressed small tensors included. Where steps go without an exchange (local updates, local steps,
-    passive and adaptive consistency), values are counted at every step, exchanged or not: bits are then per parameter
-    and step, and the ratio is over float32 at every step. Interface counters are the kernel's, at the workers' links.
+    Payload and wire bytes are sums over all workers. Bits per value and the ratio count the payload of all tensors,
+    uncompressed small ones included. If some steps have no exchange (local updates, local steps, passive and adaptive
+    consistency), every step counts: bits are per parameter and step, and the ratio is to float32 at every step.
+    Interface counters are the kernel's, at the workers' links.
 
-    A run that was resumed has the bytes, values and seconds of the processes before as well, until the checkpoint.
-    Seconds of encoding, decoding and waiting are a worker's mean and of all steps, with the first, in which kernels
-    compile, and which `seconds` leaves out.
+    A resumed run includes the bytes, values and seconds of earlier processes up to the checkpoint. Seconds of encoding,
+    decoding and waiting are means over workers; unlike `seconds` they include the first step, in which kernels compile.
 
-    Of workers that died: `residuals_lost` began empty in a new process, `residuals_carried` came from its checkpoint.
+    `residuals_lost` counts residuals that a new process began empty, `residuals_carried` those from a checkpoint.
     """
 
     design: str
@@ -134,8 +132,6 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     curve: list[CurvePoint]
     interface_bytes_push: int | UnsetType = UNSET
     interface_bytes_pull: int | UnsetType = UNSET
-    interface_packets_push: int | UnsetType = UNSET
-    interface_packets_pull: int | UnsetType = UNSET
     interface_payload_bytes_push: int | UnsetType = UNSET
     interface_payload_bytes_pull: int | UnsetType = UNSET
     in_process: bool | UnsetType = UNSET
@@ -164,9 +160,9 @@ def summarise(
         raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
     losses = [worker.train_loss for worker in workers if not isinstance(worker.train_loss, UnsetType)]
     if not losses:
-        raise EngineError("the workers that ended have taken no step")
+        raise EngineError("no worker that reached the end has taken a step")
     if not scored:
-        caution("worker 0 was lost before it had evaluated the model, and nobody did in its place: no scores")
+        caution("worker 0 was lost before it had evaluated the model, and no other worker could: no scores")
 
     def total(name: str) -> float:
         return sum(worker.traffic.get(name, 0) for worker in workers)
@@ -176,7 +172,7 @@ def summarise(
 
     values = total("values_push"), total("values_pull")
     if _saves_exchanges(design):
-        # Of the process whose bytes these are: one that came late has not taken the steps of before.
+        # A process counts its own steps: a late one has not taken the steps before it.
         every_step = sum(worker.traffic.get("steps", worker.steps) * worker.parameters for worker in workers)
         values = every_step, every_step
     push_bits, pull_bits = 8 * total("payload_bytes_push"), 8 * total("payload_bytes_pull")

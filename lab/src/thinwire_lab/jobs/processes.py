@@ -1,40 +1,40 @@
-"""One training run whose server and workers are real processes."""
+"""One training run with a server and workers as processes of this machine, or as actors of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from thinwire.cautions import caution
 from thinwire.engines.events import Event
+from thinwire.engines.ray_cluster import RayCluster
 from thinwire.engines.roles import OnEvent, Roles
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.jobs.checkpoints import RunCheckpoints
-from thinwire_lab.jobs.cluster import SERVER, OnStart, Place, choose_links, run_cluster
+from thinwire_lab.jobs.cluster import SERVER, Links, OnStart, Place, choose_links, run_cluster
 from thinwire_lab.jobs.events import KINDS, Accuracy, Done
-from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.job import Job, check_workloads
 from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
-from thinwire_lab.jobs.workload import check
 
 _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """What the servers do about workers that die."""
+    """The servers' options for workers that die."""
 
     min_workers: int | None = None
     worker_grace_s: float | None = None
 
     def check(self, workers: int) -> None:
-        """Raises ConfigError where the servers would wait for more workers than a run of so many ever has."""
+        """Raises ConfigError where the minimum exceeds the number of workers."""
         if self.min_workers is not None and self.min_workers > workers:
-            raise ConfigError(
-                f"--min-workers {self.min_workers} of {workers} workers: nothing would be updated before so many have "
-                f"joined; give at most {workers}"
-            )
+            raise ConfigError(f"--min-workers {self.min_workers} of {workers} workers; give at most {workers}")
 
     def arguments(self) -> list[str]:
         """Returns the options of a server's command."""
@@ -44,7 +44,7 @@ class Elastic:
 
 
 FIXED = Elastic()
-"""All workers take part, from the first step to the last."""
+"""All workers train from the first step to the last."""
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
 ) -> RunOutcome:
     """Trains once."""
     elastic.check(job.workers)
-    check([job])
+    check_workloads([job])
     place = place or Place(links=choose_links(job.link))
     step: int | None = None
     if checkpoints is not None:
@@ -103,15 +103,37 @@ def run(
     except EngineError as error:
         if max_restarts and checkpoints is None and str(error).startswith(SERVER):
             raise EngineError(
-                f"{error}\nA server can be started again where everybody writes checkpoints: give --checkpoint-dir"
+                f"{error}\nA server can be started again if all processes write checkpoints: give --checkpoint-dir"
             ) from None
         raise
     outcome = summarise(job, workers, curve, rate=place.links.rate, shaping=place.links.shaping)
     return msgspec.structs.replace(outcome, **interfaces)
 
 
+def run_on_ray(
+    job: Job,
+    *,
+    cluster: RayCluster,
+    links: Links | None = None,
+    checkpoints: RunCheckpoints | None = None,
+    **options: Any,
+) -> RunOutcome:
+    """Trains once with actors of a Ray cluster as servers and workers; `options` are those of `run`."""
+    cluster.check()
+    links = links or choose_links(job.link, "application")
+    if links.shaping == "kernel":
+        raise ConfigError("the kernel shapes links of this machine alone; with Ray use --shaping application")
+    if checkpoints is not None:  # actors have other working folders
+        checkpoints = replace(checkpoints, folder=checkpoints.folder.resolve())
+    if job.data_root is not None:
+        job = replace(job, data_root=str(Path(job.data_root).resolve()))
+    engine = partial(cluster.engine, roles=2 if job.servers_on_workers else 1, gpus=job.device.startswith("cuda"))
+    place = Place(links=links, open_engine=engine, private=cluster.private)
+    return run(job, place=place, checkpoints=checkpoints, **options)
+
+
 def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]:
-    """Returns the command line of one worker, the same that a person would type.
+    """Returns the command line of one worker.
 
     Example:
         >>> worker_arguments(Job(design="fp32", steps=9), 2, ["10.0.0.1:7070"])[:9]

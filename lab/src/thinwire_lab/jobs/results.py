@@ -1,8 +1,7 @@
-"""Results in a JSON file: which job was run, on which machine, and what it came to.
+"""Results in a JSON file: for each run its job, its machine and its outcome.
 
-Comparisons and benchmarks write one as they go and find in it what was run before. A file is written beside its place
-and moved there, so that an end in between leaves the old one whole. One process at a time writes to it. Nothing here
-knows which runs are needed.
+Comparisons and benchmarks write the file after every run, and find earlier runs in it. A new file replaces the old one
+only when complete. One process at a time writes to it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from thinwire.version import VERSION
 
 FORMAT = 1
 _NUMBERS = {word: float(word) for word in ("NaN", "Infinity", "-Infinity")}
-"""As words in a file: JSON has no such numbers, and a training that has diverged reports them."""
+"""JSON has no such numbers, so files hold them as words; a training that has diverged reports them."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures were measured on, and with; `threads` are torch's in the process that stored the run."""
+    """The machine and the versions of a run; `threads` are torch's in the process that stored the run."""
 
     processor: str
     system: str
@@ -41,9 +40,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     thinwire: str
 
+    @property
+    def text(self) -> str:
+        """The machine and the versions, for readers of a page."""
+        return f"{self.processor}, {self.system}, torch {self.torch}, thinwire {self.thinwire}"
+
 
 class Run(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
-    """One job's outcome; `job` is the job in JSON, and tells one run from another."""
+    """One job's outcome; `job` is the job in JSON and identifies the run."""
 
     job: dict[str, Any]
     machine: Machine
@@ -59,24 +63,24 @@ class Results(Generic[R]):
     """Outcomes by job, in a file."""
 
     def __init__(self, path: Path | None, kinds: Sequence[type[R]], *, fresh: bool = False) -> None:
-        # A device would be moved away: a file of results is written beside its place, and takes it.
+        # The new file replaces the old one by a move, which would remove a device.
         if path is not None and os.path.exists(path) and not (path.is_file() or path.is_dir()):
-            raise ConfigError(f"{path} is no file, to which every run that is finished could be added: name one")
+            raise ConfigError(f"{path} is no regular file: name one")
         self._path = path
         stored = path is not None and not fresh and os.path.exists(path)
         self.runs: list[Run[R]] = read_runs(path, kinds) if stored and path is not None else []
 
     def find(self, job: Mapping[str, Any]) -> R | None:
-        """Returns what a job came to, or None where no run of it is stored."""
+        """Returns the outcome of a job, or None if no run of it is stored."""
         return next((run.outcome for run in self.runs if run.job == job), None)
 
     def add(self, job: Mapping[str, Any], outcome: R) -> None:
-        """Stores what a job came to on this machine, in place of an earlier outcome."""
+        """Stores the outcome of a job on this machine, in place of an earlier one."""
         earlier = [run for run in self.runs if run.job != job]
         self.runs = [*earlier, Run(job=dict(job), machine=machine(), outcome=outcome)]
 
     def join(self, runs: Sequence[Run[R]]) -> int:
-        """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""
+        """Adds runs of jobs that are not stored yet; returns how many."""
         lacking = [run for run in runs if self.find(run.job) is None]
         self.runs += lacking
         return len(lacking)
@@ -86,7 +90,7 @@ class Results(Generic[R]):
         if self._path is None:
             return
         try:
-            path = Path(os.path.realpath(self._path))  # a link stays, and what it leads to is written
+            path = Path(os.path.realpath(self._path))  # a symbolic link stays; its target is written
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write(path, sections)
         except OSError as error:
@@ -94,7 +98,7 @@ class Results(Generic[R]):
 
     def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
-        # A line for each run: json's own indentation takes thirty times as long, and a file is written after every run.
+        # A line for each run: json's indentation takes thirty times as long, after every run.
         text = ",\n".join(f"{json.dumps(name)}: {_lines(value, name == 'runs')}" for name, value in whole.items())
         new = path.with_suffix(".json.new")
         try:
@@ -106,7 +110,7 @@ class Results(Generic[R]):
 
 
 def _lines(value: Any, in_words: bool) -> str:
-    """Returns JSON, of a list with a line for each item; NaN and infinity as words, or null."""
+    """Returns JSON with a line for each item of a list; NaN and infinity become words, or null."""
 
     def text(each: Any) -> str:
         try:
@@ -126,7 +130,7 @@ def _spelled(value: Any, in_words: bool) -> Any:
 
 
 def _read(value: Any) -> Any:
-    """Returns JSON values with NaN and infinity in place of their words."""
+    """Replaces the words of NaN and infinity by the numbers."""
     if isinstance(value, str):
         return _NUMBERS.get(value, value)
     if isinstance(value, dict):
@@ -135,20 +139,9 @@ def _read(value: Any) -> Any:
 
 
 def read_runs(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
-    """Returns the runs that a file holds."""
+    """Returns the runs of a file."""
     try:
         text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
-    return runs_of(text, path, kinds)
-
-
-def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
-    """Returns the runs in the text of a file; see `read_runs`."""
-    wrong = f"{path} does not hold results of this kind; choose another place"
-    try:
         data = json.loads(text)
         if any(f'"{word}"' in text for word in _NUMBERS):
             data = _read(data)
@@ -157,17 +150,15 @@ def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
             kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
             file: _File[R] = msgspec.convert(data, _File[kind], str_keys=True)
             return file.runs
-    except json.JSONDecodeError as error:
-        if text.startswith("{"):
-            wrong = f"{path} is damaged, no JSON from character {error.pos:,} on; move it away, or choose another place"
-        raise ConfigError(wrong) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(wrong) from error
+        raise ConfigError(f"{path} does not hold results of this kind, or is damaged; choose another place") from error
     raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another place")
 
 
 def machine() -> Machine:
-    """Returns the machine that this process runs on."""
+    """Returns this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

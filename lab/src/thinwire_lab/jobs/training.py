@@ -1,4 +1,4 @@
-"""What one worker process does: load, join, train, report."""
+"""One worker process: load, join, train, report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from thinwire_lab.jobs.events import Checkpointed, Done
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
 from thinwire_lab.jobs.training_loop import OnStep, Report, TrainingLoop
-from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.dataset import Dataset
 
@@ -39,7 +38,7 @@ def run_worker(
     on_step: OnStep | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> WorkerOutcome:
-    """Trains as worker `rank` and returns (and reports) the outcome.
+    """Trains as worker `rank`; returns and reports the outcome.
 
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
@@ -47,7 +46,7 @@ def run_worker(
     newest = None if checkpoint is None else checkpoint.read(job, rank)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    made = workload(job, rank)
+    made = job.workload(rank)
     model, dataset, batches = made.model, made.dataset, made.batches
     states = None if checkpoint is None else _States(job, rank, checkpoint, newest, model, batches)
     warm_up(design.up)
@@ -97,8 +96,8 @@ class _States(Resumable):
     """A worker's checkpoints, for `distribute`.
 
     Attributes:
-        loaded: the state that all agreed on; None where that is the beginning, or this worker has none of it.
-        behind: in its place the newest that this worker has, whose residuals count.
+        loaded: the state of the common step; None at the beginning, and where this worker lacks the state.
+        behind: in its place this worker's newest state, for its residuals.
     """
 
     def __init__(
@@ -124,8 +123,8 @@ class _States(Resumable):
     def load(self, step: int) -> dict[str, Any] | None:
         if self._checkpoint.step not in (None, step):
             raise ConfigError(
-                f"this worker resumes at exchange {self._checkpoint.step}, and the others go on from {step}: start it "
-                "without its checkpoint, or resume all workers and shards from the same step"
+                f"this worker resumes at exchange {self._checkpoint.step}, and the others continue from {step}: start "
+                "it without its checkpoint, or resume all workers and shards from the same step"
             )
         known = self._newest is not None and self._newest["optimizer"]["position"]["clock"] == step
         own = known or (step > 0 and step in self._checkpoint.own())
@@ -143,19 +142,17 @@ class _States(Resumable):
 
 
 def _settings(job: Job, dataset: Dataset) -> Settings:
-    """What a worker's plan does not show, and yet must be as the others have it."""
+    """Returns settings that all workers must share and that the plan does not contain."""
     recipe = job.recipe()
     length = {"steps": recipe.steps} if job.seconds is None else {"seconds": job.seconds}
     data = {"data": job.data, "data digest": dataset.digest()}
     rates = {"learning rate": recipe.lr, "schedule": recipe.schedule, "final": recipe.final, "warmup": recipe.warmup}
     rule = {name: getattr(recipe, name) for name in ("optimizer", "momentum", "weight_decay", "dropout")}
-    # Not where it is as it always was: workers that do not know of it say nothing.
-    parts = {} if recipe.segments == "drawn" else {"segments": recipe.segments}
-    return {"model": job.model, "batch": recipe.batch, **rates, **rule, **length, **data, **parts}
+    return {"model": job.model, "batch": recipe.batch, "segments": recipe.segments, **rates, **rule, **length, **data}
 
 
 def warm_up(codec: Codec) -> None:
-    """Loads (or compiles) what the codec needs, so that the first step does not pay for it."""
+    """Loads or compiles the codec's kernels before the first step."""
     context = codec.context(torch.zeros(4096))
     out = torch.zeros(4096)
     for values in (torch.zeros(4096), torch.linspace(-1, 1, 4096)):

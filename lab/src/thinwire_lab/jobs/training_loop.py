@@ -1,10 +1,10 @@
-"""One worker's steps: batch, backward pass, exchange; progress and accuracy on the way, and the outcome at the end.
+"""One worker's steps: batch, backward pass, exchange; progress, accuracy, and the outcome at the end.
 
-The clock starts when the first step is complete on every worker, so that neither start-up nor the broadcast of the
-initial weights is counted; it stops when the last step's update has been applied, and stands still while this worker
-evaluates. A run of some seconds is ended for all by the first worker whose clock says so, for any may die; but where
-all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. A worker that comes
-late does not know how long the others have trained: its rate follows an estimate.
+The clock starts when the first step is complete on every worker, so it leaves out the start and the broadcast of the
+initial weights. It stops when the last step's update is applied, and pauses while this worker evaluates. The first
+worker to reach the time budget ends a run of some seconds for all. If all wait while worker 0 evaluates, which the
+other clocks count, worker 0 ends the run while it is connected. A late worker does not know how long the others have
+trained: its learning rate follows an estimate.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TrainingLoop:
         self._reported = self._evaluated = self._began
 
     def over(self) -> bool:
-        """Whether the last step has been taken; of learners that never wait, as many in all as they would in step."""
+        """Whether the last step has been taken; decoupled learners take as many in all as they would in step."""
         if self._steps is not None and isinstance(self._opt, DecoupledOptimizer):
             return self._opt.examples_merged >= self._steps * self._job.workers
         if self._steps is not None:
@@ -78,7 +78,7 @@ class TrainingLoop:
         return self._opt.finished
 
     def step(self) -> None:
-        """Trains on the next batch; worker 0 reports and evaluates where that is due."""
+        """Trains on the next batch; worker 0 reports and evaluates when due."""
         done = self._opt.steps_done
         if done == self._first + 1:
             self._opt.sync()
@@ -100,7 +100,7 @@ class TrainingLoop:
             self._tell()
 
     def finish(self) -> WorkerOutcome:
-        """Waits for the last updates and returns what the run came to; worker 0 evaluates it, or who is left."""
+        """Waits for the last updates and returns the outcome; worker 0 evaluates it, or the lowest remaining rank."""
         self._opt.flush()
         now = self._now()
         seconds = now - self._began
@@ -139,29 +139,29 @@ class TrainingLoop:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop itself keeps between steps: chance, late losses, traffic, and the time, which rates follow."""
+        """Returns the loop's state: random state, latest losses, traffic, and seconds of training."""
         losses, seconds = list(self._losses), self._trained_s()
         return {"random": random_states(self._model), "losses": losses, "seconds": seconds, "traffic": self._traffic()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Loads a state of `state_dict`."""
         set_random_states(state["random"])
         self._losses.extend(state["losses"])
         self._before, self._traffic_before = state["seconds"], state["traffic"]
         self._began, self._late = self._now() - self._before, False
 
     def _traffic(self) -> dict[str, float]:
-        """Sums of the run so far, of processes before this one as well."""
+        """Returns the sums of the run so far, with those of earlier processes."""
         now, before = self._opt.traffic(), self._traffic_before
         return {name: now.get(name, 0) + before.get(name, 0) for name in {**now, **before}}
 
     def _evaluates(self) -> bool:
-        """Whether this worker evaluates at the end: worker 0, or the lowest rank left whose model is everybody's."""
+        """Whether this worker evaluates at the end: worker 0, or the lowest remaining rank if all models are equal."""
         equal = consistency(self._job.full_design().consistency).replicas_end_equal
         return self._rank == 0 or (equal and self._rank == min(self._opt.memberships[-1][1]))
 
     def _progress(self) -> float:
-        """Share of the run that is over, by steps or by the clock."""
+        """Returns the completed share of the run, by steps or by the clock."""
         if isinstance(self._opt, DecoupledOptimizer) and self._job.seconds is None:
             return min(1.0, self._opt.examples_merged / (self._recipe.steps * self._job.workers))
         if self._job.seconds is None:
@@ -169,16 +169,16 @@ class TrainingLoop:
         return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0
 
     def _trained_s(self) -> float:
-        """Seconds of the run so far; of a worker that came late, what all steps take at the speed of its own."""
+        """Returns the seconds of the run so far; a late worker estimates them from its own speed."""
         own, timed = self._now() - self._began, self._opt.steps_done - self._first - 1
         if not self._late:
             return own
-        # Until a step was timed the end is near, for all it knows: a rate that is too large would do harm.
+        # Before the first timed step it assumes the end of the run: a learning rate that is too large would do harm.
         return own * (self._opt.steps_done - 1) / timed if timed > 0 else self._job.seconds or own
 
     def _end_in_time(self, seconds: float) -> None:
-        """Makes this step the last where the time is over by this worker's own clock."""
-        # One in its place would have come late, even where it came before anybody took a step without it.
+        """Makes this step the last if the time is over by this worker's clock."""
+        # A process that replaced worker 0 is late: its clock does not know the run's beginning.
         there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
         if self._now() - self._began >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
@@ -192,7 +192,7 @@ class TrainingLoop:
         due = bool(self._job.eval_every and now - self._evaluated >= self._job.eval_every)
         due = due or bool(self._job.eval_steps and steps % self._job.eval_steps == 0)
         if due and not self.over():  # after the last step `finish` evaluates
-            with self._opt.shared_weights():  # waits for the last update, and that is training
+            with self._opt.shared_weights():  # waits for the last update, which counts as training
                 stopped = self._now()
                 score = evaluate(self._model, self._dataset)
                 self._evaluated = self._now()
@@ -205,8 +205,8 @@ class TrainingLoop:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Returns a digest of every parameter's bits: two runs with one seed must agree on it, and all workers of a run.
+    """Returns a digest of every parameter's bits, equal on all workers and in all runs with one seed.
 
-    Buffers are left out: with designs that send gradients, batch norms' statistics are each worker's own.
+    It leaves out buffers: with designs that send gradients, each worker has its own batch-norm statistics.
     """
     return bits_digest(parameter for _, parameter in sorted(model.named_parameters()))

@@ -1,8 +1,7 @@
-"""Time that is computed: links and what happens when, for a cluster that one process stands in for.
+"""Computed time: the events and links of a modelled cluster.
 
-What comes to a link is served in order, one thing at a time. A message flows through its sender's link
-and its receiver's at once, so that alone it takes as long as the slower of them needs, and those of many senders queue
-at their one receiver. Nothing here measures anything or knows what a message is.
+A link carries one message at a time, in order of arrival. A message flows through its sender's link and its receiver's
+at once: a single message takes as long as the slower link needs, and messages of many senders queue at one receiver.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from thinwire.transports.links import TokenBucket
 
 
 class Agenda:
-    """What is to happen, by time; what is of one time happens in the order in which it was noted.
+    """Future events by time; events of one time happen in the order of their notes.
 
-    It is a server's clock, too (`runtime.clock.Clock`).
+    It is also a server's clock (`runtime.clock.Clock`).
     """
 
     def __init__(self) -> None:
@@ -27,26 +26,26 @@ class Agenda:
         self._noted = 0
 
     def note(self, when: float, happen: Callable[[float], None]) -> None:
-        """Has `happen` called with the time, in seconds, when its time has come."""
+        """Notes an event: `advance` calls `happen` with the time, in seconds."""
         heappush(self._waiting, (when, self._noted, happen))
         self._noted += 1
 
     @property
     def next_s(self) -> float:
-        """When the next thing happens; infinity where nothing is noted."""
+        """The time of the next event; infinity if there is none."""
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def advance(self) -> None:
-        """Has the next thing happen."""
+        """Runs the next event."""
         self._now_s, _, happen = heappop(self._waiting)
         happen(self._now_s)
 
     def now(self) -> float:
-        """Returns the time of what happens now, in seconds."""
+        """Returns the time of the current event, in seconds."""
         return self._now_s
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
-        """Calls `callback` once, `delay_s` seconds from now; returns what cancels that."""
+        """Calls `callback` once, `delay_s` seconds from now; returns a function that cancels the call."""
         calls = [callback]
 
         def happen(now_s: float) -> None:
@@ -58,10 +57,9 @@ class Agenda:
 
 
 class ModelledLinks:
-    """Every process's link to one switch, of one rate, the same both ways.
+    """Every process's link to one switch, with one rate both ways.
 
     Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
-    A message flows through its sender's bucket and its receiver's at the same time.
     """
 
     def __init__(self, agenda: Agenda, bps: int | None, *, latency_s: float = 0.0, burst_bytes: float = 0.0) -> None:
@@ -73,7 +71,7 @@ class ModelledLinks:
     def send(
         self, sender: Hashable, receiver: Hashable, nbytes: int, ready_s: float, arrived: Callable[[float], None]
     ) -> None:
-        """Sends a message as soon as its sender's link is free."""
+        """Sends a message once its sender's link is free."""
         if sender == receiver or self._bps is None:
             self._agenda.note(ready_s + self._latency_s, arrived)
             return

@@ -1,7 +1,7 @@
 """Elias-gamma coded signed levels: small magnitudes, which QSGD makes most often, take few bits (QSGD §3.3).
 
 x = |level| + 1 of z + 1 bits is z zeros, a one, and the z lower bits of x, lowest first; a sign bit follows unless the
-level is 0. So 0 takes one bit, ±1 four, ±3 six. Bit 0 of the stream is the lowest bit of the first byte.
+level is 0: 0 takes one bit, ±1 four, ±3 six. Bit 0 of the stream is the lowest bit of the first byte.
 """
 
 from __future__ import annotations

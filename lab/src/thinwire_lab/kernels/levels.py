@@ -1,7 +1,7 @@
 """Stochastic rounding to a few signed levels, even or by powers of two (QSGD §3.1; DoubleSqueeze §3.2).
 
 A magnitude a = |v| / norm between two neighbouring levels goes to the upper one with the probability that makes the
-expectation a. Level k of s is worth k / s ("linear") or 2**(k − s), with 0 for k = 0 ("natural").
+expectation a. Level k of s has the value k / s ("linear") or 2**(k − s), with 0 for k = 0 ("natural").
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bucket_largest(values: Any, *, bucket: int) -> Any:
 
 
 def worth(top: int, natural: bool) -> NDArray[np.float64]:
-    """float64[2·top + 1]: what the levels −top … top are worth, in norms."""
+    """Returns float64[2·top + 1]: the values of the levels −top … top, in norms."""
     k = np.arange(1, top + 1)
     positive = np.ldexp(1.0, k - top) if natural else k / top
     return np.concatenate((-positive[::-1], [0.0], positive))
@@ -74,7 +74,7 @@ def worth(top: int, natural: bool) -> NDArray[np.float64]:
 def value_of_levels(
     levels: NDArray[np.int16], *, norms: Any, bucket: int, top: int, natural: bool, out: Any, accumulate: bool
 ) -> None:
-    """``out = norm · worth[level]``, computed in float64; or added."""
+    """Fills `out` with the levels' values, computed in float64; `accumulate` adds them."""
     scale = np.repeat(norms.astype(np.float64), bucket)[: levels.size] if norms.size > 1 else np.float64(norms[0])
     values = (scale * worth(top, natural)[levels + np.int32(top)]).astype(out.dtype)
     out[:] = out + values if accumulate else values

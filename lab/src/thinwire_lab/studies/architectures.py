@@ -1,7 +1,7 @@
-"""The layers of published networks, as data: the name and the number of values of every tensor that is trained.
+"""The layers of published networks as data: the name and the number of values of every trained tensor.
 
-They are what a performance model, a placement or a histogram of layer sizes needs of networks that nobody trains here.
-Sizes follow the papers' tables; where a published implementation fixes what a paper leaves open, it is named.
+Performance models, placements and histograms of layer sizes need them, without training. Sizes follow the papers'
+tables; comments name the published implementation where a paper leaves a size open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thinwire_lab.workloads.models import model
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One trained tensor: its name, and how many values it has."""
+    """The name and the number of values of one trained tensor."""
 
     name: str
     numel: int

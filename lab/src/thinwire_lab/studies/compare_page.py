@@ -1,19 +1,17 @@
-"""The results of a comparison as one page of HTML that needs nothing else: tables, pictures, and how they came about.
-
-It shows what `compare` returned and computes nothing of its own but units.
-"""
+"""The results of a comparison as one self-contained page of HTML: tables, pictures, and the setting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from html import escape
 from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.page import chart_html, document, table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted, seconds_text
-from thinwire_lab.jobs.describe import choices, servers_of
+from thinwire.quantities import counted
+from thinwire_lab.jobs.options import RecipeOptions
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.compare import Failure, Findings
 from thinwire_lab.studies.compare_rows import Row
@@ -29,11 +27,9 @@ def page(findings: Findings) -> str:
         parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", table_html(designs_table(rows))]
         if (times := times_table(rows)) is not None:
             parts.append(table_html(times))
-        if any(row.training_seconds for row in rows):
+        if any(row.means["training_seconds"] for row in rows):
             chart = accuracies(rows)
             parts.append(chart_html(chart, chart.caption))
-        parts += ["<h3>By link</h3>", table_html(links_table(rows))]
-    parts += [f"<p>{escape(note)}</p>" for note in findings.notes]
     if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
         parts += [_failure(failure) for failure in findings.failures]
@@ -41,7 +37,7 @@ def page(findings: Findings) -> str:
 
 
 def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
-    """Returns a line for each design of one model: how good it gets, and how much it sends."""
+    """Returns a line for each design of one model: accuracy and traffic."""
     text = any(row.model in TEXT_MODELS for row in rows)
     lines = [
         [
@@ -59,11 +55,8 @@ def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
 
 
 def times_table(rows: Sequence[Row]) -> Table | None:
-    """Returns a line for each design of one model: seconds per step and speed-up on every link that was timed.
-
-    None where none was.
-    """
-    links = list(dict.fromkeys(row.link for row in rows if row.seconds_per_step is not None))
+    """Returns a line for each design of one model: seconds per step and speed-up by link; None without any."""
+    links = list(dict.fromkeys(row.link for row in rows if row.timed_runs))
     if not links:
         return None
     lines = []
@@ -74,54 +67,37 @@ def times_table(rows: Sequence[Row]) -> Table | None:
 
 
 def _time_text(row: Row) -> str:
-    if row.seconds_per_step is None:
+    if not row.timed_runs:
         return "–"
-    faster = "" if row.speedup is None else f", {figure(row, 'speedup', 1, std=False)}×"
+    faster = "" if row.means["speedup"] is None else f", {figure(row, 'speedup', 1, std=False)}×"
     return f"{figure(row, 'seconds_per_step', 4)} s{faster}"
 
 
-def links_table(rows: Sequence[Row]) -> Table:
-    lines = [
-        [
-            row.link,
-            row.design,
-            str(row.timed_runs),
-            "–" if row.timed_steps is None else f"{row.timed_steps:,} of {row.steps or 0:,}",
-            figure(row, "seconds_per_step", 4),
-            figure(row, "speedup", 2),
-            "–" if row.training_seconds is None else seconds_text(row.training_seconds),
-            ", ".join(row.shaping) or "–",
-        ]
-        for row in sorted(rows, key=lambda row: [other.link for other in rows].index(row.link))
-    ]
-    return Table(["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"], lines)
-
-
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
-    """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured."""
-    mean = getattr(row, name)
+    """Returns a row's mean as text, with its standard deviation if there is one; – without a mean."""
+    mean = row.means[name]
     if mean is None:
         return "–"
     text = f"{scale * mean:{sign}.{digits}f}"
-    deviation = getattr(row, f"{name}_std") if std else None
+    deviation = row.deviations[name] if std else None
     return text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}"
 
 
 def _how(findings: Findings) -> str:
     asked = findings.comparison
-    machines = list(dict.fromkeys(f"{run.machine.processor}, {run.machine.system}" for run in findings.runs))
+    machines = list(dict.fromkeys(run.machine.text for run in findings.runs))
     seeds = ", ".join(map(str, range(asked.seeds)))
     text = (
-        f"{counted(asked.workers, 'worker')}; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
-        "ratio come from full runs on an unlimited link, seconds per step from short runs on each link, at least "
-        f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
-        f"{asked.designs[0]}, seed by seed. Bits are payload per value and step, all tensors. The time of a full run "
-        "is extrapolated."
+        f"{counted(asked.workers, 'worker')}, seeds {seeds}. Accuracy, bits and ratio come from full runs on an "
+        f"unlimited link, seconds per step from short runs on each link, at least {asked.short_steps} steps. ± is one "
+        f"standard deviation over seeds. Difference and speed-up are against {asked.designs[0]}, seed by seed. Bits "
+        "are payload per value and step, all tensors. The time of a full run is extrapolated."
     )
-    chosen = choices(vars(asked))
-    more = [f"Chosen for every design: {chosen}."] if chosen else []
-    more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
-    return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
+    names = ("servers", "servers_on_workers", "consistency", "placement", "compression", "transmission")
+    chosen = {name: getattr(asked, name) for name in (*names, *(each.name for each in fields(RecipeOptions)))}
+    options = ", ".join(f"{name}={value}" for name, value in chosen.items() if value not in (None, False))
+    where = f"Measured on: {'; '.join(machines)}." if machines else "There is no measurement yet."
+    return "".join(f"<p>{escape(part)}</p>" for part in (text, f"Options of every design: {options}.", where))
 
 
 def _failure(failure: Failure) -> str:
@@ -133,17 +109,14 @@ def _failure(failure: Failure) -> str:
 def accuracies(rows: Sequence[Row]) -> Chart:
     """Returns accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4."""
     panels = []
-    for link in dict.fromkeys(row.link for row in rows if row.training_seconds):
-        series = [
-            Series(
-                label=row.design,
-                x=[row.training_seconds],
-                y=[100 * row.test_accuracy],
-                error=None if row.test_accuracy_std is None else [100 * row.test_accuracy_std],
-            )
-            for row in rows
-            if row.link == link and row.training_seconds and row.test_accuracy is not None
-        ]
+    for link in dict.fromkeys(row.link for row in rows if row.means["training_seconds"]):
+        series = []
+        for row in (row for row in rows if row.link == link):
+            seconds, accuracy = row.means["training_seconds"], row.means["test_accuracy"]
+            if seconds and accuracy is not None:
+                std = row.deviations["test_accuracy"]
+                error = None if std is None else [100 * std]
+                series.append(Series(label=row.design, x=[seconds], y=[100 * accuracy], error=error))
         axes: dict[str, Any] = {"x_label": "seconds of a full run", "y_label": "test accuracy (%)"}
         panels.append(Panel(title=link, series=series, kind="points", x_log=True, **axes))
     return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)

@@ -1,7 +1,4 @@
-"""The results of a comparison: a row of means over seeds for each model, design and link.
-
-It computes from stored outcomes and starts no run; a figure whose runs are missing is None.
-"""
+"""The results of a comparison: a row of means over seeds for each model, design and link, from stored outcomes."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ _Pair = tuple[RunOutcome | None, RunOutcome | None]  # the outcomes that accurac
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One design on one link: means over seeds, and standard deviations as `…_std`.
+    """One design on one link: means over seeds and standard deviations, by name.
 
-    A standard deviation of fewer than two runs is None, as is a figure whose runs are missing. `accuracy_difference`
-    and `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated as in 3LC §4.3:
-    t_full · s_short / s_full. Runs in one process are not timed.
+    A mean without runs is None, and so is a standard deviation of fewer than two runs. `accuracy_difference` and
+    `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated as in 3LC §4.3:
+    t_full · s_short / s_full. Runs in one process have no seconds.
     """
 
     model: str
@@ -36,26 +33,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     timed_runs: int
     timed_steps: int | None
     shaping: list[str]
-    test_accuracy: float | None
-    test_accuracy_std: float | None
-    test_loss: float | None
-    test_loss_std: float | None
-    accuracy_difference: float | None
-    accuracy_difference_std: float | None
-    train_loss: float | None
-    train_loss_std: float | None
-    bits_per_value_push: float | None
-    bits_per_value_push_std: float | None
-    bits_per_value_pull: float | None
-    bits_per_value_pull_std: float | None
-    compression_ratio: float | None
-    compression_ratio_std: float | None
-    seconds_per_step: float | None
-    seconds_per_step_std: float | None
-    speedup: float | None
-    speedup_std: float | None
-    training_seconds: float | None
-    training_seconds_std: float | None
+    means: dict[str, float | None]
+    deviations: dict[str, float | None]
 
 
 def tabulate(cells: Mapping[ComparedCell, tuple[Job, Job]], find: Callable[[Job], RunOutcome | None]) -> list[Row]:
@@ -86,8 +65,6 @@ def _row(key: tuple[str, str, str], pairs: list[_Pair], base: list[_Pair]) -> Ro
         "speedup": [b.seconds_per_step / a.seconds_per_step for _, a, _, b in against if a and b],
         "training_seconds": [full.seconds * short.seconds_per_step / full.seconds_per_step for full, short in both],
     }
-    means = {name: statistics.fmean(each) if each else None for name, each in values.items()}
-    deviations = {f"{name}_std": deviation(v) if len(v) > 1 else None for name, v in values.items()}
     model, design, link = key
     return Row(
         model=model,
@@ -98,6 +75,6 @@ def _row(key: tuple[str, str, str], pairs: list[_Pair], base: list[_Pair]) -> Ro
         timed_runs=len(timed),
         timed_steps=timed[0].steps if timed else None,
         shaping=sorted({short.shaping for short in timed}),
-        **means,
-        **deviations,
+        means={name: statistics.fmean(each) if each else None for name, each in values.items()},
+        deviations={name: deviation(each) if len(each) > 1 else None for name, each in values.items()},
     )

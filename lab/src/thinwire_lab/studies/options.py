@@ -1,6 +1,6 @@
-"""The options of a comparison: plain values with their defaults, which a command line can show.
+"""The options of a comparison with their defaults.
 
-Nothing here knows which values can be, so that `thinwire compare --help` imports no torch; `compare.Comparison` does.
+`compare.Comparison` checks them: this file imports no torch, and so `thinwire compare --help` does not either.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from thinwire_lab.jobs.options import RecipeOptions
 
-SHORT_STEPS = 100
+RESULTS = "results.json"  # the file of all runs of a study
+REPORT = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(RecipeOptions):
-    """The choices of one comparison."""
+    """The options of one comparison."""
 
     designs: Sequence[str] = ("fp32", "int8", "3lc[s=1.0]", "3lc[s=1.75]")
     links: Sequence[str] = ("10mbit", "100mbit", "1gbit")
@@ -26,7 +27,7 @@ class ComparisonOptions(RecipeOptions):
     servers: int = 1
     servers_on_workers: bool = False
     steps: int | None = None
-    short_steps: int = SHORT_STEPS
+    short_steps: int = 100
     consistency: str | None = None
     placement: str | None = None
     compression: str | None = None

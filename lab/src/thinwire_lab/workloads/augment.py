@@ -1,4 +1,4 @@
-"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees."""
+"""Random changes of images while training, and the crop of TernGrad's CifarNet."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ CONTRAST = (0.2, 1.8)
 def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int = PADDING) -> torch.Tensor:
     """Crops and flips every image of a batch on its own (He et al., "Deep residual learning", 4.2; 3LC, section 4.3).
 
-    Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
+    It pads each image, cuts a random window of the old size, and mirrors it with probability one half.
     """
     padded = F.pad(images, (padding, padding, padding, padding))
     return _windows(padded, (images.shape[-2], images.shape[-1]), generator)
 
 
 def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
-    """Cuts every image to `side` × `side` at a random place, mirrors it by chance and changes its contrast.
+    """Cuts every image to `side` × `side` at a random place, mirrors it at random and changes its contrast.
 
-    TernGrad (section 4.1), whose authors change the brightness as well: nothing is left of that when an image is
-    standardised by itself.
+    TernGrad's authors (section 4.1) also change the brightness, which has no effect on a standardised image.
     """
     cut = _windows(images, (side, side), generator).float()
     low, high = CONTRAST
@@ -34,15 +33,15 @@ def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torc
 
 
 def centre(images: torch.Tensor, side: int) -> torch.Tensor:
-    """The middle `side` × `side` of images, (batch, channels, height, width)."""
+    """Returns the middle `side` × `side` of images, (batch, channels, height, width)."""
     top, left = ((size - side) // 2 for size in images.shape[-2:])
     return images[..., top : top + side, left : left + side]
 
 
 def standardise(images: torch.Tensor) -> torch.Tensor:
-    """Takes each image's own mean from it and divides by its deviation, over all channels.
+    """Subtracts each image's mean and divides by its deviation, over all channels.
 
-    The deviation counts as 255/√n at least, of n values, so that noise in an even image does not grow without bound.
+    The deviation is at least 255/√n for n values, so that noise in an even image does not grow without bound.
     """
     values = images.float().flatten(1)
     values = values - values.mean(1, keepdim=True)
@@ -51,7 +50,7 @@ def standardise(images: torch.Tensor) -> torch.Tensor:
 
 
 def _windows(images: torch.Tensor, size: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """A window of each image, (height, width), at a random place and with probability one half mirrored."""
+    """Returns a random window of each image, (height, width), mirrored with probability one half."""
     batch, _, *whole = images.shape
     top, left = (
         torch.randint(0, outer - inner + 1, (batch, 1), generator=generator)

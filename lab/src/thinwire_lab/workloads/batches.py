@@ -1,7 +1,7 @@
 """The batches of one worker: an endless, reproducible sequence.
 
-`policies/sampling.py` says which rows they are; what does not fill a whole batch is left out of that epoch. Chance
-comes from (seed, epoch, rank, step): the position is the whole state, and resuming is exact.
+`policies/sampling.py` chooses their rows; an epoch leaves out rows that do not fill a batch. Random numbers depend on
+(seed, epoch, rank, step): the position is the whole state, and resuming is exact.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         self.step = 0  # number of the next batch, from 0
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next batch: inputs (batch, *in_shape) as a model reads them, int64 targets."""
+        """Returns the next batch: a model's inputs (batch, *in_shape) and int64 targets."""
         rows = self._shared.rows(self.rank, self.step)
         x = self.dataset.train_x[rows]
         if self.augment:
@@ -56,13 +56,13 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         return self.dataset.inputs(x), self.dataset.train_y[rows].long()
 
     def follow(self, memberships: Memberships, step: int) -> None:
-        """Goes on where a worker is before this step, with those who take part from which step on."""
+        """Sets the position to a step, with the memberships of workers by step."""
         if memberships != self._shared.memberships:
             self._shared.follow(memberships)
         self.step = step
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for an exact resume; the same on every worker, and plain JSON."""
+        """Returns the position, for an exact resume; it is equal on all workers, and plain JSON."""
         epoch = max(0, self.step - 1) // self.batches_per_epoch
         return {
             "dataset": self.dataset.name,
@@ -77,10 +77,10 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken: the next batch is the one that would have come.
+        """Continues at the position of `state`.
 
-        With another number of workers or another batch size the slices differ, and the rest of the epoch
-        cannot be told apart from what was seen: then it continues with the next whole epoch.
+        With another number of workers or another batch size the slices differ. Then it continues with the next whole
+        epoch.
         """
         mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):

@@ -17,7 +17,7 @@ from thinwire_lab.workloads.lenet import image_shape
 class ResponseNorm(nn.Module):
     """Divides each value by (1 + α · the sum of squares over the channels at most `reach` away) to the power of ¾.
 
-    `nn.LocalResponseNorm` computes the same, at three times the price: here sums are one product with a matrix.
+    `nn.LocalResponseNorm` computes the same in three times the time: here sums are one product with a matrix.
     """
 
     def __init__(self, reach: int, alpha: float) -> None:
@@ -34,9 +34,9 @@ class ResponseNorm(nn.Module):
 def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """CifarNet: 64 and 64 filters, 384 and 192 units; 1,068,298 parameters for 3×24×24 and ten classes.
 
-    First weights are normal, cut off at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and 1/192
-    in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;
-    `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
+    Initial weights are normal, truncated at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and
+    1/192 in the last one. Initial biases are 0.1, those of the first filters and of the last layer 0.
+    `dropout.add_dropout` adds dropout behind both hidden layers, as in TF-slim's variant of the network.
     """
     channels, high, wide = image_shape(in_shape, "cifarnet")
     pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)  # the last windows reach beyond an even image
@@ -52,7 +52,7 @@ def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def _begun(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> nn.Module:
-    """The layer with its first weights."""
+    """Returns the layer with its initial weights."""
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     assert layer.bias is not None
     nn.init.constant_(layer.bias, bias)

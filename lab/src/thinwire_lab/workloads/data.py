@@ -1,4 +1,4 @@
-"""A data set by its name, and where it is or how to get it. Nothing downloads by itself."""
+"""A data set by its name, its folder, and the way to get it. Nothing downloads by itself."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from thinwire_lab.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 _in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
-"""Data sets in use, by name, place and context: 64 workers in one process share one copy."""
+"""Data sets in use, by name, folder and context: 64 workers in one process share one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """One data set in the list of `datasets`: where it is read from (None: it is missing), and how to get it."""
+    """One data set in the list of `datasets`: its folder (None if it is missing), and the way to get it."""
 
     name: str
     description: str
     where: Path | None
     how: str
 
-    @property
-    def present(self) -> bool:
-        return self.where is not None
-
 
 class _Source(NamedTuple):
-    """One data set: `present` is what makes a folder it; one with a `home` is not looked for; `text` has a context."""
+    """One data set: `present` finds it in a folder; `home` is its only folder; `text` has a context."""
 
     description: str
     how: str
@@ -72,22 +68,22 @@ _SOURCES = {
 
 
 def cache_folder() -> Path:
-    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder."""
+    """Returns the default folder of downloads: .cache/thinwire in the user's home folder."""
     try:
         return Path.home() / ".cache" / "thinwire"
     except RuntimeError as error:
         raise DataError(
-            "this user has no home folder to keep data sets in: set HOME, or name a folder (root, --root)"
+            "this user has no home folder for data sets: set HOME, or name a folder (root, --root)"
         ) from error
 
 
 def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
-    """Loads a data set, or returns the one that is loaded already, whose tensors stay as they are.
+    """Returns a data set, loaded once; callers must not change its tensors.
 
-    Options stand in brackets: `mnist[train=4000,test=1000]` has so many examples of each set, the same at every call;
+    Options stand in brackets: `mnist[train=4000,test=1000]` has that many examples of each set, the same at every call;
     `unit=true` gives pixels from 0 to 1 in place of standardised ones; `cifar10[crop=24]` is the middle of each image,
-    in training a random window. `root` is the only folder to look in: the files lie there or in its subfolder `name`.
-    Without it: our cache, then /usr/share/datasets. `context` is how many bytes an example of text holds.
+    in training a random window. The files are in `root` or its subfolder `name`; without `root` in our cache or in
+    /usr/share/datasets. `context` is the number of bytes in an example of text.
     """
     if "[" in name:
         whole, cut = parse_name(name, "data set")
@@ -98,7 +94,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
         return part(data(whole, root=root, context=context), name=name, **cut)
     source, places = _source(name), _places(name, root)
     if context is not None and not source.text:
-        raise ConfigError(f"{name} is no text: it has no context to choose")
+        raise ConfigError(f"{name} is no text: it has no context")
     cut = {} if context is None else {"context": context}
     for place in places:
         if source.present(place):
@@ -110,7 +106,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
 
 
 def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
-    """Every data set, and where it is or how to get it. Nothing is loaded."""
+    """Returns every data set with its folder, without loading it."""
     return [
         DataInfo(name=name, description=each.description, where=_where(name, root), how=each.how)
         for name, each in _SOURCES.items()
@@ -118,7 +114,7 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
 
 
 def is_here(name: str) -> bool:
-    """Whether `data(name)` would find it. Nothing is loaded."""
+    """Returns whether `data(name)` would find it, without loading it."""
     return _where(name.partition("[")[0], None) is not None
 
 
@@ -140,5 +136,5 @@ def _places(name: str, root: Path | str | None) -> list[Path]:
         return [Path(root) / name, Path(root)]
     try:
         return [cache_folder() / name, SYSTEM_FOLDER / name]
-    except DataError:  # nobody can have put anything there
+    except DataError:  # without a home folder there is no cache
         return [SYSTEM_FOLDER / name]

@@ -1,7 +1,7 @@
-"""A data set, whichever file it came from.
+"""A data set in memory.
 
-Examples stay one byte a pixel, so that ten worker processes can hold Fashion-MNIST at once; a batch becomes float32
-when it is used.
+Examples have one byte a pixel, so that ten worker processes can hold Fashion-MNIST at once; `inputs` makes a batch
+float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dataset:
     std: torch.Tensor  # as `mean`; `inputs` divides by it
     num_classes: int = 10  # number of classes, or the size of the vocabulary
     task: Task = "classification"  # "classification" (one label per example) or "bytes" (one next byte per position)
-    crop: int | None = None  # side of the square, cut from the middle, that a model sees of an image
+    crop: int | None = None  # side of the middle square of an image that a model reads
 
     def __post_init__(self) -> None:
         whole = tuple(self.train_x.shape[1:])
@@ -53,7 +53,7 @@ class Dataset:
         return shape if self.crop is None else (shape[0], self.crop, self.crop)
 
     def digest(self) -> str:
-        """Returns a digest of the training set: workers that learn together must have the same."""
+        """Returns a digest of the training set, which all workers of a run must share."""
         digest = xxhash.xxh3_64()
         for tensor in (self.train_x, self.train_y):
             digest.update(repr(tuple(tensor.shape)).encode())
@@ -81,7 +81,7 @@ def part(
     unit: bool = False,
     crop: int | None = None,
 ) -> Dataset:
-    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each."""
+    """Returns some examples of a data set, the same random ones at every call, or a part of each example."""
     if crop is not None and dataset.task == "bytes":
         raise ConfigError(f"{name} is text: it cannot be cropped")
     if crop is not None and unit:
@@ -113,7 +113,7 @@ def part(
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of uint8 images, exact, without a float copy of them."""
+    """Returns the exact mean and standard deviation of uint8 images, without a float copy of them."""
     groups = [images[:, c] for c in range(images.shape[1])] if per_channel else [images]
     levels = torch.arange(256, dtype=torch.float64)
     means, stds = [], []

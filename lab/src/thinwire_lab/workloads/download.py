@@ -1,7 +1,7 @@
-"""Fetch the files of a data set, on request and never otherwise.
+"""Downloads the files of a data set, on request alone.
 
-One table says where each file is published and what it must hash to. `torch.hub` downloads to a neighbouring file,
-which takes its real name when the checksum agrees: a file that exists is whole.
+One table has each file's addresses and checksum. `torch.hub` downloads to a temporary file and renames it when the
+checksum agrees: a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ for _data, _name, _sha256 in map(str.split, _FILES.strip().splitlines()):
 
 
 def download(name: str, folder: Path) -> Path:
-    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay."""
+    """Downloads every missing or damaged file of a data set into `folder`, and returns the folder."""
     if name not in SOURCES:
         raise ConfigError(f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}")
     for remote in SOURCES[name]:
@@ -69,7 +69,7 @@ def download(name: str, folder: Path) -> Path:
 
 
 def fetch(remote: RemoteFile, folder: Path) -> Path:
-    """Fetches one file into `folder`, unless it is there and whole; returns its path. No partial file is left."""
+    """Downloads one file into `folder`, unless it is there and complete; returns its path. No partial file stays."""
     target = folder / remote.name
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == remote.sha256:
         return target
@@ -78,7 +78,7 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             download_url_to_file(url, str(target), hash_prefix=remote.sha256, progress=sys.stderr.isatty())
-        except (OSError, HTTPException, RuntimeError) as error:  # the last one where the checksum is another
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another checksum
             failures[url] = str(error)
             if isinstance(error, HTTPError):
                 error.close()  # it holds the connection open
@@ -92,7 +92,7 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Takes CIFAR-10's six files, and nothing else, out of its archive, which is the published one."""
+    """Unpacks CIFAR-10's six files from its archive."""
     try:
         with tarfile.open(archive) as tar:
             members = [tar.getmember(f"{CIFAR_FOLDER}/{name}") for name in CIFAR_FILES]

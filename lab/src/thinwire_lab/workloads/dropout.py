@@ -1,7 +1,7 @@
-"""Dropout between fully connected layers: AlexNet's, whose share TernGrad lowers (§4.2).
+"""Dropout between fully connected layers, as in AlexNet; TernGrad lowers its share (§4.2).
 
-Masks come from generators of each worker's own, and not from torch's one generator of a process. Their states travel
-with the model's: the same weights in one process and in many, and an exact resume.
+Each worker has separate generators of masks, in place of the process's torch generator, and their states are part of
+the model's state. This gives the same weights in one process and in many, and an exact resume.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from thinwire.errors import ConfigError
 from thinwire.policies.sampling import generator
 
 MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet")
-"""Those with hidden fully connected layers in a row, behind which it stands."""
+"""Models with hidden fully connected layers in a row."""
 
 
-_OWN = 0x64726F70  # of the key of masks: no batch's chance has it
+_OWN = 0x64726F70  # part of the masks' key, which no batch's key has
 
 
 class Dropout(nn.Module):
@@ -34,7 +34,7 @@ class Dropout(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return inputs
-        # Masks are made on the CPU: the same on every device.
+        # The CPU makes the masks, so that they are equal on every device.
         kept = torch.rand(inputs.shape, generator=self._chance) >= self.share
         return inputs * kept.to(inputs.device) / (1 - self.share)
 
@@ -46,7 +46,7 @@ class Dropout(nn.Module):
 
 
 def check_dropout(name: str, share: float) -> None:
-    """Raises ConfigError where a model of this name has no place for dropout."""
+    """Raises ConfigError if a model of this name has no place for dropout."""
     if share and name not in MODELS:
         raise ConfigError(f"dropout {share:g}: {name} has no place for it; {', '.join(MODELS)} have")
 

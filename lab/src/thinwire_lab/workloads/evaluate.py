@@ -1,7 +1,7 @@
 """The losses that training minimises, and the score of a model on the test set.
 
-A recipe minimises cross-entropy, or half the squared error against ±1, and an ℓ1 penalty beside it. Scores are always
-given in cross-entropy, so that runs can be compared.
+A recipe minimises cross-entropy, or half the squared error against ±1, with an ℓ1 penalty. Scores always use
+cross-entropy, so that runs compare.
 """
 
 from __future__ import annotations

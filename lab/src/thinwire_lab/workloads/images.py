@@ -1,7 +1,7 @@
 """Images from files: MNIST and Fashion-MNIST (idx), CIFAR-10 (binary version), and the digits inside this package.
 
-A file is held against its format before use; the pickled version of CIFAR-10 is refused, for reading a pickle runs it.
-Formats: http://yann.lecun.com/exdb/mnist and https://www.cs.toronto.edu/~kriz/cifar.html.
+The readers check a file's format before use. They refuse the pickled version of CIFAR-10, because a pickle can run
+code. Formats: http://yann.lecun.com/exdb/mnist and https://www.cs.toronto.edu/~kriz/cifar.html.
 
 The digits, 1,797 images of 8×8 pixels, are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of
 Handwritten Digits", UCI Machine Learning Repository (1998), https://doi.org/10.24432/C50P49, licensed CC BY 4.0, as
@@ -30,9 +30,8 @@ CIFAR_FOLDER = "cifar-10-batches-bin"
 RECORD = 1 + 3 * 32 * 32  # bytes of an image of CIFAR-10: its label, then a red, a green and a blue plane
 DIGITS = Path(__file__).with_name("digits.npz")
 NUM_TEST = 450
-# Splits of 450 differ in difficulty: plain SGD scores 95.7 to 98.7 % over thirty seeds, 97.4 on average. This one
-# gives 98.7 ± 0.2, where the bars that the tests hold designs to were measured. Compare designs on it; do not
-# quote its accuracy as a property of the data.
+# Splits of 450 differ in difficulty: plain SGD scores 95.7 to 98.7 % over thirty seeds, 97.4 on average. This split
+# gives 98.7 ± 0.2, and the tests' bars for designs were measured on it. Compare designs on it, and quote no accuracy.
 SPLIT_SEED = 20
 _AGAIN = "delete it and get the data set again"
 
@@ -76,8 +75,7 @@ def idx_files(folder: Path) -> list[Path] | None:
 def idx_dataset(name: str, folder: Path) -> Dataset:
     """MNIST or a data set in its form, standardised with the training set's mean and standard deviation."""
     paths = idx_files(folder)
-    if paths is None:
-        raise DataError(f"{folder} lacks one of {', '.join(IDX_FILES)} (with or without .gz)")
+    assert paths is not None, folder
     train_x, train_y, test_x, test_y = (read_idx(path, 3 if "images" in path.name else 1) for path in paths)
     return _standardised(name, train_x.unsqueeze(1), train_y, test_x.unsqueeze(1), test_y, per_channel=False)
 
@@ -91,8 +89,7 @@ def cifar_files(folder: Path) -> list[Path] | None:
 def cifar10(folder: Path) -> Dataset:
     """CIFAR-10, standardised per channel with the training set's mean and standard deviation."""
     paths = cifar_files(folder)
-    if paths is None:
-        raise DataError(f"{folder} lacks the six files of CIFAR-10's binary version ({', '.join(CIFAR_FILES)})")
+    assert paths is not None, folder
     *train, (test_x, test_y) = map(read_records, paths)
     train_x, train_y = (torch.cat(parts) for parts in zip(*train, strict=True))
     return _standardised("cifar10", train_x, train_y, test_x, test_y, per_channel=True)
@@ -121,12 +118,12 @@ def digits() -> Dataset:
 
 
 def _stratified(labels: np.ndarray, num_test: int, seed: int) -> np.ndarray:
-    """A mask of `num_test` examples in which every class has its share, within one example.
+    """Returns a mask of `num_test` examples with every class's share, within one example.
 
-    Every class is shuffled; its i-th example stands at (i + ½)/size of the class, and the `num_test` examples
-    that stand first are the test set.
+    It shuffles every class; the i-th example of a class gets the position (i + ½)/size, and the `num_test` examples
+    with the lowest positions are the test set.
     """
-    # RandomState, because its streams are frozen: the split must be the same under every NumPy.
+    # RandomState has frozen streams: the split is the same with every NumPy.
     order = np.random.RandomState(seed).permutation(len(labels))
     position = np.empty(len(labels))
     for label in np.unique(labels):

@@ -1,6 +1,7 @@
 """Two LeNets: the classic LeNet-5 with ReLU and max-pooling, and Caffe's larger one.
 
-Images smaller than 16×16 would vanish before the last layer: zeros surround them up to 16×16. Below 8×8 is refused.
+Images smaller than 16×16 would vanish before the last layer: zeros surround them up to 16×16. Images below 8×8 raise
+ConfigError.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _framed(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 
 def image_shape(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Returns channels, height and width; raises ConfigError where a model of this name cannot read such inputs."""
+    """Returns channels, height and width; raises ConfigError if a model of this name cannot read such inputs."""
     if len(in_shape) != 3:
         raise ConfigError(f"{name} needs images (channels, height, width), not inputs of shape {in_shape}")
     channels, high, wide = in_shape

@@ -1,7 +1,7 @@
 """A model by its name.
 
-Strategy: one explicit table from names to builders. A model is built under its own seed, so the same seed
-gives the same weights on every worker and the caller's random state is left as it was.
+Each model is built under a given seed: a seed gives the same weights on every worker, and the caller's random state
+stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 def mlp(
     in_shape: tuple[int, ...], hidden: tuple[int, ...], num_classes: int, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multi-layer perceptron: flatten, then linear layers with `activation` between them."""
+    """Returns a multi-layer perceptron: flatten, then linear layers with `activation` between them."""
     widths = (math.prod(in_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -35,10 +35,10 @@ def mlp(
 
 
 def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Øland & Raj's network (section 3), 784–392–50–10: 327,428 weights at 784 inputs.
+    """Returns Øland & Raj's network (section 3), 784–392–50–10: 327,428 weights at 784 inputs.
 
-    Weights begin small and normal, with a deviation of 1/4 of fan-in to the power of −1/2, and biases at 0: units of
-    tanh are far from their ends, and a light ℓ1 penalty can bring weights that nothing trains to 0.
+    Initial weights are normal, with a deviation of 1/4 of fan-in to the power of −1/2, and biases 0: units of tanh are
+    far from saturation, and a small ℓ1 penalty can bring untrained weights to 0.
     """
     network = mlp(in_shape, (392, 50), num_classes, nn.Tanh)
     with torch.no_grad():
@@ -61,13 +61,12 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
     "resnet110": lambda shape, classes: ResNet(shape, classes, 18),
     "byte-transformer": ByteTransformer,
-    # About 1, 3 and 10 million parameters, tied embeddings.
+    # About 1 and 10 million parameters, tied embeddings.
     "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
-    "byte-transformer-3m": lambda shape, classes: ByteTransformer(shape, classes, 256, 4, 4, tied=True),
     "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
 }
-TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m")
-"""Models that read bytes, and train on text alone."""
+TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-10m")
+"""Models of bytes, which train on text alone."""
 
 
 def models() -> list[str]:

@@ -1,4 +1,4 @@
-"""A plan's profile of a model that comes with thinwire, trained as its recipe says."""
+"""A plan's profile of a bundled model, trained by its recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def profile_workload(
 def training_step(
     model: str, data: str = "digits", *, rank: int = 0, workers: int = 1, batch: int | None = None, seed: int = 0
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """Returns a worker's network, and what makes its next step without any exchange."""
+    """Returns a worker's network, and a function that takes its next step without any exchange."""
     how = for_workers(recipe(model, data), workers)
     made = training(replace(how, batch=batch or how.batch), data=data, rank=rank, workers=workers, seed=seed)
 

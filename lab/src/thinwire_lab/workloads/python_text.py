@@ -1,7 +1,7 @@
-"""Text that every machine has: the source of Python's own standard library, read as bytes.
+"""Text of every machine: the source of Python's standard library as bytes.
 
-Its top-level modules in alphabetical order, every tenth one held out for testing, are cut into windows, with the byte
-that follows each as its target. Bytes above 127 become 127. The text depends on the interpreter's version.
+The top-level modules in alphabetical order are cut into windows; every tenth module is for testing. The target of each
+byte is the next byte. Bytes above 127 become 127. The text depends on the interpreter's version.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ MIN_MODULES = 20
 
 
 def standard_library() -> Path:
-    """The folder of this interpreter's standard library."""
+    """Returns the folder of this interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The modules that are read, in the order in which they are split.
+    """Returns the modules in order.
 
-    The build's own settings (_sysconfigdata…) are left out: they differ between machines of one version.
+    It leaves out the build's settings (_sysconfigdata…), which differ between machines of one version.
     """
     return sorted(path for path in folder.glob("*.py") if path.is_file() and not path.name.startswith("_sysconfigdata"))
 
 
 def present(folder: Path) -> bool:
-    """Whether `folder` holds enough modules to train on."""
+    """Returns whether `folder` holds enough modules to train on."""
     return len(source_files(folder)) >= MIN_MODULES
 
 
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
-    """Windows of bytes of Python source; the target of every byte is the byte after it."""
+    """Returns windows of bytes of Python source; the target of every byte is the next byte."""
     folder = folder or standard_library()
     files = source_files(folder)
     if len(files) < MIN_MODULES:
@@ -69,6 +69,6 @@ def _text(files: list[Path]) -> bytes:
 
 
 def _windows(text: bytes, context: int) -> torch.Tensor:
-    """uint8 (windows, context + 1): one's last target is its neighbour's first input."""
+    """Returns uint8 (windows, context + 1); a window's last target is the next window's first input."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp_(max=VOCABULARY - 1)
     return data.unfold(0, context + 1, context)

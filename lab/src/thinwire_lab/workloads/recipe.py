@@ -1,4 +1,4 @@
-"""A recipe: rate, schedule, batch and steps of a training, and the optimizer that follows from them."""
+"""A recipe: learning rate, schedule, batch and steps of a training, and its optimizer."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ Loss = Literal["cross-entropy", "squared-error"]
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 STEP_AT = 2 / 3
-MEASURED = "measured"  # the source of a recipe whose numbers were
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that training needs besides the model and the data themselves."""
+    """The settings of a training."""
 
     model: str  # name of the model
     data: str  # name of the data set
     _: KW_ONLY
     lr: float  # the largest learning rate
     batch: int  # examples per worker and step
-    workers: int  # number of workers the rate belongs to
+    workers: int  # number of workers for the learning rate
     steps: int  # number of steps
     final: float = 0.01  # the last learning rate as a share of `lr`; for "step" the share after two thirds of the run
     schedule: Schedule = "cosine"
-    warmup: float = 0.0  # share of the run in which the rate rises linearly to `lr`
+    warmup: float = 0.0  # share of the run in which the learning rate rises linearly to `lr`
     optimizer: Optimizer = "SGD"  # "SGD", "Adam" or "AdamW"
     momentum: float = 0.9  # SGD's momentum
     weight_decay: float = 1e-4  # decay of matrices and filters; vectors (biases, norms) are never decayed
     dropout: float = 0.0
     augment: bool = False  # random crop and flip
-    betas: tuple[float, float] = (0.9, 0.999)  # of Adam and AdamW
+    betas: tuple[float, float] = (0.9, 0.999)  # betas of Adam and AdamW
     clip: float | None = None
-    context: int | None = None  # of text, bytes of an example; None takes the data set's
+    context: int | None = None  # bytes in an example of text; None takes the data set's
     scales: bool = False
-    loss: Loss = "cross-entropy"  # what is minimised, "cross-entropy" or "squared-error" (`evaluate.squared_error`)
-    l1: float = 0.0  # weight of the sum of the matrices' magnitudes, which is added to the loss
+    loss: Loss = "cross-entropy"  # the minimised loss, "cross-entropy" or "squared-error" (`evaluate.squared_error`)
+    l1: float = 0.0  # weight of the matrices' ℓ1 penalty
     segments: Segments = "drawn"
-    source: str = MEASURED  # where the numbers come from: measured, a paper, or derived from which pair
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -57,7 +55,7 @@ class Recipe:
         if not 0 <= self.final <= 1:
             raise ConfigError(f"final is {self.final}; expected a share from 0 to 1")
         if self.schedule == "exponential" and self.final == 0:
-            raise ConfigError("final is 0, to which no rate falls exponentially: it would be 0 from the second step on")
+            raise ConfigError("final is 0: the exponential schedule would reach 0 at the second step")
         shares = ("warmup", "momentum", "dropout")
         for name, below in (*((each, 1.0) for each in shares), ("weight_decay", math.inf), ("l1", math.inf)):
             if not 0 <= getattr(self, name) < below:
@@ -73,7 +71,7 @@ class Recipe:
 
 
 def for_workers(recipe: Recipe, workers: int) -> Recipe:
-    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps."""
+    """Returns the recipe for another number of workers; it changes learning rate and steps only if it `scales`."""
     if not recipe.scales:
         return replace(recipe, workers=workers)
     factor = workers / recipe.workers
@@ -81,11 +79,10 @@ def for_workers(recipe: Recipe, workers: int) -> Recipe:
 
 
 def schedule(recipe: Recipe, progress: float) -> float:
-    """The learning rate at a point of the run; progress is the share of steps, or of time, that is over.
+    """Returns the learning rate at a point of the run; `progress` is the completed share of steps, or of time.
 
-    cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
-    2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
-    exponential: lr·f^p.
+    cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter, 2017);
+    linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4); exponential: lr·f^p.
     """
     progress = min(1.0, max(0.0, progress))
     if progress < recipe.warmup:
@@ -100,9 +97,9 @@ def schedule(recipe: Recipe, progress: float) -> float:
 
 
 def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
-    """Two groups of trainable parameters: matrices with the recipe's weight decay, vectors without.
+    """Returns two groups of trainable parameters: matrices with the recipe's weight decay, vectors without.
 
-    Groups keep the model's order; an empty group is left out.
+    Groups keep the model's order; there is no empty group.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim > 1]
@@ -124,6 +121,6 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def clip_gradients(model: nn.Module, recipe: Recipe) -> None:
-    """Scales all gradients down together where their norm exceeds the recipe's `clip`."""
+    """Scales all gradients down together if their norm exceeds the recipe's `clip`."""
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)

@@ -1,16 +1,15 @@
-"""A recipe made into one worker's model, optimizer and batches.
-
-A plan, a benchmark and a study train what `thinwire train` does. Schedules and steps belong to the loops.
-"""
+"""One worker's model, optimizer and batches by a recipe, for runs, plans, benchmarks and studies."""
 
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from thinwire.errors import ConfigError
 from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.data import data as find_data
 from thinwire_lab.workloads.dataset import Dataset
@@ -21,26 +20,39 @@ from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradient
 
 Examples = tuple[torch.Tensor, torch.Tensor]  # inputs and targets of a batch
 CPU = torch.device("cpu")
+_DEVICE = re.compile(r"cpu|cuda(?::(?P<index>\d+))?")
+
+
+def find_device(name: str) -> torch.device:
+    """Returns the device; raises ConfigError if this machine lacks it."""
+    match = _DEVICE.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"device {name!r}; allowed are cpu, cuda, and one of several as in cuda:1")
+    if name != "cpu":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(match["index"] or 0) >= count:
+            raise ConfigError(f"device {name!r}: torch {torch.__version__} sees {count} CUDA devices here; use cpu")
+    return torch.device(name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """One worker's part of a training."""
 
-    recipe: Recipe  # by which it trains
-    dataset: Dataset  # whose examples it trains on
+    recipe: Recipe
+    dataset: Dataset
     model: nn.Module  # on `device`
-    optimizer: torch.optim.Optimizer  # of the model's parameters, at the rate that the run begins with
+    optimizer: torch.optim.Optimizer  # at the initial learning rate
     batches: Batches  # this worker's
-    device: torch.device = CPU  # where the model is
+    device: torch.device = CPU  # the model's
 
     def backward(
         self, examples: Examples | None = None, *, through: nn.Module | None = None, clips: bool = True
     ) -> torch.Tensor:
-        """Adds the gradients of one batch, by default of the next, to the parameters', and returns its detached loss.
+        """Adds the gradients of one batch, by default the next, to the parameters', and returns its detached loss.
 
-        `through` wraps the model and is called in its place, such as torch's DDP. Without `clips` nothing is clipped,
-        for gradients that have left by then.
+        `through` replaces the model in the forward pass, such as torch's DDP around it. `clips` allows clipping; not
+        if gradients are sent before the end of the backward pass.
         """
         inputs, targets = (each.to(self.device) for each in examples or next(self.batches))
         outputs = (through or self.model)(inputs)
@@ -50,8 +62,13 @@ class Training:
             clip_gradients(self.model, self.recipe)
         return loss.detach()
 
+    def wait(self) -> None:
+        """Waits until the device has completed its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def copy(self) -> Training:
-        """Returns the same training with a model, an optimizer and batches of its own; examples are not copied."""
+        """Returns a copy with the same examples and a new model, optimizer and batches."""
         return copy.deepcopy(self, {id(self.dataset): self.dataset})
 
 

@@ -1,4 +1,4 @@
-"""DoubleSqueeze's entries: what is compared is what the paper compares, and verdicts follow the figures."""
+"""DoubleSqueeze's entries: the paper's comparisons, and verdicts by the figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TimedFinding, cells, choices
 
 
-def test_sgd_is_what_topk_of_all_values_computes() -> None:
+def test_sgd_equals_topk_of_all_values() -> None:
     """Two ways to spell SGD, of which one sends 32 bits a value."""
     plain, whole = (
         in_process.run(Job(design=design, codec_up=codec_up, workers=2, steps=6, batch=8))
@@ -20,7 +20,7 @@ def test_sgd_is_what_topk_of_all_values_computes() -> None:
     assert plain.residual_ratio == {}
 
 
-def test_steepness_and_verdicts_of_told_seconds() -> None:
+def test_iteration_times_slopes_and_verdicts() -> None:
     """SGD takes 10 s for each s/Mbit, what compresses one way 5, and DoubleSqueeze 0.5."""
     slope = {SGD: 10.0, "MEM-SGD 1-bit": 5.0, "QSGD": 5.0, "DoubleSqueeze 1-bit": 0.5}
     found = {

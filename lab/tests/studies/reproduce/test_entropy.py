@@ -1,4 +1,4 @@
-"""Øland & Raj's figures, from trainings that are told."""
+"""Øland & Raj's figures, from made-up trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EPOCHS = 3
 
 
 def trained(item: str, scale: Scale) -> Shown:
-    """An item whose trainings of seed i end at 50 + i percent."""
+    """Returns an item; its trainings of seed i end at 50 + i percent."""
     [study] = [entry.study for entry in ENTRIES if entry.item == item]
     assert study is not None
     found = {
@@ -24,7 +24,7 @@ def trained(item: str, scale: Scale) -> Shown:
 
 @pytest.mark.parametrize("item", ["figure-1", "figure-4"])
 def test_one_seed_has_no_deviation_in_table_and_chart(item: str) -> None:
-    """± 0.00 would say that seeds agree."""
+    """± 0.00 would mean equal seeds."""
     one, two = trained(item, "tiny"), trained(item, "quick")
     assert {line[1] for line in one.tables[0].lines} == {"50.00"} and "1 seed." in one.setting
     assert two.tables[0].lines[0][1] == "50.50 ± 0.71" and "2 seeds." in two.setting

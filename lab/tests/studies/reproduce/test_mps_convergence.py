@@ -1,4 +1,4 @@
-"""Accuracy by iteration and by time, from curves that are told."""
+"""Accuracy by iteration and by time, from made-up curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def told(cell: Cell) -> Finding:
     return ConvergenceFinding(evaluations=[(10 * i, (i - ours) / 10) for i in range(1, 10)])
 
 
-def test_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
+def test_mps_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
     by_iteration, by_time = (entry.study for entry in ENTRIES)
     assert by_iteration is not None and by_time is not None
     shown = by_time.show(Found({cell: told(cell) for cell in by_time.cells("quick")}))

@@ -1,4 +1,4 @@
-"""Machines that are worker and server: speed-ups as the thesis defines them, and what is shown of them."""
+"""Machines that are worker and server: the thesis's speed-ups, and their tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ran(SimpleNamespace):
         super().__init__(steps=steps, seconds_per_step=seconds / (steps - 1), **nbytes)
 
 
-def test_a_step_is_what_a_long_run_has_more() -> None:
+def test_step_is_the_difference_of_two_runs() -> None:
     assert steady(Ran(7, 0.7), Ran(13, 1.3)) == pytest.approx((0.1, 10))  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ SPOILT = {"four machines are more than four": 0.06024, "a step takes less than n
 
 
 @pytest.mark.parametrize("seconds", SPOILT.values(), ids=SPOILT)
-def test_what_cannot_be_is_measured_again_and_at_last_refused(
+def test_impossible_finding_is_repeated_then_raises_engine_error(
     seconds: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With a single machine's step of 0.1 s, 0.06024 s are a speed-up of 6.64."""
@@ -72,7 +72,7 @@ def test_what_cannot_be_is_measured_again_and_at_last_refused(
     assert results.runs == [], "and nothing of it is kept"
 
 
-def test_links_are_as_thin_as_a_machine_generates() -> None:
+def test_link_rate_follows_the_generated_share() -> None:
     [cell] = nodes([STALE_TOP], "tiny", 0.5)
     parameters = 17_226
     assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100

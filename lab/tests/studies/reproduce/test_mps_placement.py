@@ -1,10 +1,10 @@
-"""Figures 5.2 and 5.3: what the thesis printed comes out where the thesis says enough."""
+"""Figures 5.2 and 5.3: the thesis's printed numbers."""
 
 from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.mps_placement import ENTRIES
 
 
-def test_the_thesis_deviations_are_those_of_its_published_code() -> None:
+def test_thesis_deviations_match_its_published_code() -> None:
     for entry in ENTRIES:
         assert entry.study is not None
         found = {cell: cell.run(lambda *_: None) for cell in entry.study.cells("tiny")}

@@ -1,4 +1,4 @@
-"""Utilisation from samples that are told, and of processes that really train."""
+"""Utilisation from made-up samples, and of real training processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def told(second: int) -> Sample:
     return Sample(100.0 + second, second * 1.0, second * 2.0, processor_s, nbytes)
 
 
-def test_shares_are_of_a_core_of_all_cores_and_of_the_rate() -> None:
+def test_utilisation_shares_of_cores_and_rate() -> None:
     finding = utilisation([told(0), told(1), told(3)], "10mbit", "kernel")
     assert finding.seconds == [1.0, 3.0]
     assert finding.processor == pytest.approx([0.5, 0.5]) and finding.machine == pytest.approx([0.5, 0.5])

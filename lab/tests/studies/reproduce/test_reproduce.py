@@ -1,4 +1,4 @@
-"""Every entry at the tiny scale: tables, pictures and a page; and the runs that a folder keeps."""
+"""Every entry at the tiny scale: tables, pictures and a page; and the stored runs of a folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from thinwire.errors import ConfigError
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.jobs.results import Results
-from thinwire_lab.studies.files import RESULTS
+from thinwire_lab.studies.options import RESULTS
 from thinwire_lab.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire_lab.studies.reproduce.run import Reproduced, draw_charts, found, make, reproduce
+from thinwire_lab.studies.reproduce.run import draw_charts, found, make, reproduce
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""
 
 RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.study.links]
 """Entries with links start processes in namespaces."""
+
+Pages = list[tuple[Entry, Shown]]
 
 
 class Tossed(Finding, frozen=True, kw_only=True):
@@ -81,12 +83,12 @@ def entry(kind: type[Toss] = Toss) -> Entry:
     return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
 
 
-def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Reproduced:
+def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Pages:
     told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
     return reproduce([of], scale, folder, kinds=[Tossed], command="x", on_cell=told)
 
 
-def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+def test_reproduce_runs_cells_once_and_continues(tmp_path: Path) -> None:
     made: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "quick", made, of=entry(Interrupted))
@@ -110,14 +112,14 @@ class Dated(Toss, frozen=True, kw_only=True, tag="Toss"):
 
 
 @pytest.mark.parametrize("kinds", [(Toss, Dated), (Dated, Toss)])
-def test_the_larger_finding_of_equal_settings_serves_both(kinds: Sequence[type[Toss]], tmp_path: Path) -> None:
+def test_larger_finding_of_equal_settings_serves_both(kinds: Sequence[type[Toss]], tmp_path: Path) -> None:
     results = Results[Finding](tmp_path / RESULTS, [Tossed, WhenTossed])
     cells = [kind(number=3) for kind in kinds]
     make(cells, results, on_cell=lambda *_: None, on_progress=lambda *_: None)
     assert len(results.runs) == 1 and all(isinstance(found(results, cell), WhenTossed) for cell in cells)
 
 
-def test_another_folder_goes_on_from_joined_results(tmp_path: Path) -> None:
+def test_reproduce_join_adds_runs_of_another_folder(tmp_path: Path) -> None:
     first, second, made = tmp_path / "first", tmp_path / "second", list[str]()
     run(first, "quick", [], of=entry())
     reproduce(
@@ -134,7 +136,7 @@ def test_another_folder_goes_on_from_joined_results(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pages]:
     """Everything that can be run in one process, at the tiny scale; each chart is drawn once, in one format."""
     folder = tmp_path_factory.mktemp("tiny")
     kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
@@ -143,10 +145,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
     return folder, made
 
 
-def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
+def test_every_entry_has_tables_or_charts(tiny: tuple[Path, Pages]) -> None:
     folder, made = tiny
-    assert [each.id for each, _ in made.shown] == ["3lc-figure-99", *(each.id for each in RUNNABLE)]
-    for each, shown in made.shown:
+    assert [each.id for each, _ in made] == ["3lc-figure-99", *(each.id for each in RUNNABLE)]
+    for each, shown in made:
         assert shown.setting and (shown.tables or shown.charts), each.id
         for table in shown.tables:
             assert table.lines and all(len(line) == len(table.header) for line in table.lines), each.id
@@ -154,18 +156,18 @@ def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
             svg = ElementTree.parse(folder / f"{chart.name}.svg").getroot()
             axes = [each for each in svg.iter() if str(each.get("id")).startswith("axes_")]
             assert len(axes) == len(chart.panels) and all(len(each) > 3 for each in axes), chart.name
-    assert all(path.is_file() for path in made.files)
-    names = [chart.name for _, shown in made.shown for chart in shown.charts]
+    assert all((folder / name).is_file() for name in ("results.json", "report.html"))
+    names = [chart.name for _, shown in made for chart in shown.charts]
     assert len(set(names)) == len(names)
 
 
-def test_the_catalogue_is_whole_and_names_are_found() -> None:
+def test_catalogue_is_complete_and_finds_names() -> None:
     ids = [each.id for each in CATALOG]
     assert len(set(ids)) == len(ids) and {each.paper for each in CATALOG} == set(PAPERS)
     assert len(ids) == 46
     assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
     assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
-    for name, meant in {"3LC": "3lc", "oland-raj": "entropy", "Modularized-Parameter-Server": "mps"}.items():
+    for name, meant in {"3LC": "3lc", "Entropy": "entropy"}.items():
         assert entries(name) == entries(meant)
     for wrong, told in {
         "3lc-tabel-2": "did you mean 3lc-table-2",
@@ -177,7 +179,7 @@ def test_the_catalogue_is_whole_and_names_are_found() -> None:
 
 
 def test_every_entry_with_links_has_a_cell_that_processes_run() -> None:
-    """One that sends, at the tiny scale; the others of its kind differ in names and numbers."""
+    """Runs one such cell at the tiny scale; cells of one kind differ in names and numbers."""
     run: set[type[Cell]] = set()
     for each in CATALOG:
         cells = each.study.cells("tiny") if each.study is not None and each.study.links else []

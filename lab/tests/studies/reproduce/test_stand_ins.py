@@ -1,4 +1,4 @@
-"""What is trained in place of the papers' networks, by what data is here."""
+"""The models and data that replace the papers', by installed data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(job_cells, "is_here", lambda name: name.partition("[")[0] in names)
 
 
-def test_it_is_the_first_pair_whose_data_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_in_is_the_first_pair_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = ("resnet8", "cifar10[crop=24]"), ("lenet5", "mnist")
     installed(monkeypatch, "mnist", "cifar10")
     assert stand_in("quick", *pairs) == pairs[0] and stand_in("tiny", *pairs) == SMALL
@@ -27,6 +27,6 @@ def test_it_is_the_first_pair_whose_data_is_here(monkeypatch: pytest.MonkeyPatch
     assert stand_in("full", *pairs, small=("mlp-tanh", "digits")) == ("mlp-tanh", "digits")
 
 
-def test_data_that_does_not_exist_is_an_error() -> None:
+def test_stand_in_unknown_data_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown data set 'minst' \(did you mean 'mnist'"):
         stand_in("full", ("lenet5", "minst"))

@@ -1,4 +1,4 @@
-"""Figure 5: the traffic of the algorithm, and the speed-up that the paper states."""
+"""Figure 5: the traffic of the algorithm, and the paper's speed-up."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""3LC's items, from trainings that tests make up."""
+"""3LC's items, from made-up trainings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from thinwire_lab.studies.reproduce.three_lc_lag import LAG
 
 def trained(*evaluations: tuple[int, float], losses: tuple[float, ...] = (1.0,)) -> TrainingFinding:
     """Returns a finding with these evaluations and losses; everything else is 1."""
-    one: dict[str, Any] = {name: [1.0] for name in ("bits_push", "bits_pull", "lags")}
-    history = StepHistory(losses=list(losses), payload_bytes_push=[1], payload_bytes_pull=[1], **one)
-    figures: dict[str, Any] = dict.fromkeys(("test_loss", "bits_push", "bits_pull", "compression_ratio", "lag"), 1.0)
-    return TrainingFinding(
-        evaluations=list(evaluations) or [(1, 0.9)], lr=0.01, batch=16, weights="", history=history, **figures
-    )
+    history = StepHistory(losses=list(losses), bits_push=[1.0], bits_pull=[1.0])
+    figures: dict[str, Any] = dict.fromkeys(("bits_push", "bits_pull", "compression_ratio", "lag"), 1.0)
+    return TrainingFinding(evaluations=list(evaluations) or [(1, 0.9)], lr=0.01, batch=16, history=history, **figures)
 
 
-def test_the_papers_line_is_of_what_the_axis_says() -> None:
+def test_lag_papers_line_matches_the_axis() -> None:
     """By table 1 s = 1.75 ends at 93.51 %, s = 1.0 at 93.32 % and float at 93.37 %."""
     study = LAG[0].study
     assert study is not None
@@ -33,7 +30,7 @@ def test_the_papers_line_is_of_what_the_axis_says() -> None:
     assert panel.y_label == "s = 1.75 minus s = 1.0, points" and list(paper.y) == pytest.approx([0.19, 0.19])
 
 
-def test_half_way_is_at_half_of_the_steps() -> None:
+def test_figure_4_half_way_is_at_half_of_the_steps() -> None:
     [study] = [entry.study for entry in ENTRIES if entry.item == "figure-4"]
     assert study is not None
     curve = trained(*((step, step / 1000) for step in range(50, 501, 50)))

@@ -1,1 +1,1 @@
-"""Learners that never wait beside workers that exchange in step: goodput, stalls, deaths, and the loss."""
+"""Decoupled learners beside workers that exchange in step: goodput, stalls, deaths, and the loss."""

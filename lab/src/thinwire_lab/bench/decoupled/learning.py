@@ -18,7 +18,7 @@ from thinwire_lab.workloads.recipes import recipe
 from thinwire_lab.workloads.training import Training, training
 
 ALONE = "alone"
-"""In place of a design: learners that exchange nothing."""
+"""Replaces a design: these learners exchange nothing."""
 DATA = "python-text"
 
 
@@ -27,11 +27,11 @@ class Learning:
     """The training of all learners.
 
     Args:
-        design: of the exchanges, or `ALONE`.
-        model, lr, seed: of the training; without a rate the recipe's.
-        speeds: of the learners; one of 1 takes an inner step in `pace_s`.
-        pace_s: seconds.
-        eval_examples: windows of the test text that a score is of.
+        design: design of the exchanges, or `ALONE`.
+        model, lr, seed: options of the training; without a rate it takes the recipe's.
+        speeds: the learners' speeds; a learner of speed 1 takes an inner step in `pace_s`.
+        pace_s: seconds of such a step.
+        eval_examples: number of windows of the test text in a score.
     """
 
     design: str
@@ -43,11 +43,11 @@ class Learning:
     eval_examples: int = 512
 
     def pace_of(self, rank: int) -> float:
-        """Returns how long a learner's inner step takes, in seconds."""
+        """Returns the seconds of a learner's inner step."""
         return self.pace_s / self.speeds[rank]
 
     def recipe(self) -> Recipe:
-        """Returns the recipe for so many learners."""
+        """Returns the recipe for this number of learners."""
         found = for_workers(recipe(self.model, DATA), len(self.speeds))
         return replace(found, lr=self.lr or found.lr)
 
@@ -57,14 +57,14 @@ class Learning:
         return training(self.recipe(), data=DATA, rank=rank, workers=len(self.speeds), seed=self.seed)
 
     def join(self, made: Training, rank: int, server: str | Connection) -> Any:
-        """Returns the optimizer that exchanges what the learner's own does; alone, that one."""
+        """Returns the optimizer that exchanges the learner's changes; for `ALONE`, the learner's own optimizer."""
         if self.design == ALONE:
             return nullcontext(made.optimizer)
         common: dict[str, Any] = {"rank": rank, "workers": len(self.speeds), "seed": self.seed}
         return tw.distribute(made.model, made.optimizer, server=server, design=self.design, **common)
 
     def score(self, made: Training) -> float:
-        """Returns the loss on the test text, in nats a byte, of windows that are evenly spaced."""
+        """Returns the loss on the test text, in nats a byte, from windows at equal distances."""
         count = len(made.dataset.test_x)
         rows = torch.arange(min(self.eval_examples, count)) * count // min(self.eval_examples, count)
         few = replace(made.dataset, test_x=made.dataset.test_x[rows], test_y=made.dataset.test_y[rows])
@@ -72,7 +72,7 @@ class Learning:
 
 
 def take_step(made: Training, opt: Any, progress: float) -> float:
-    """Takes one inner step at this share of the training, 0 … 1; returns its loss. A decoupled one counts its bytes."""
+    """Takes one inner step at this share of the training, 0 … 1; returns its loss. Decoupled optimizers count bytes."""
     for group in opt.param_groups:
         group["lr"] = schedule(made.recipe, progress)
     opt.zero_grad()

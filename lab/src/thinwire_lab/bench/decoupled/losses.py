@@ -1,6 +1,6 @@
-"""One training in one process, by a computed clock: the loss after so many inner steps of each learner, and no seconds.
+"""One training in one process, by a computed clock: the loss after a number of inner steps of each learner.
 
-An inner step takes its learner's pace, and all else takes no time. Cores, codecs and messages are the real ones.
+An inner step takes its learner's pace; everything else takes no time. Cores, codecs and messages are real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOW = 20
 
 
 class Loss(Figures, frozen=True, kw_only=True):
-    """Losses in nats a byte: on the test text, and in training; versions are those of the first fragment."""
+    """Losses in nats a byte, on the test text and in training; `versions` counts those of the first fragment."""
 
     loss: float
     training_loss: float
@@ -37,8 +37,8 @@ def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, te
     Args:
         learning: the training of all learners.
         steps: inner steps of each learner, by rank.
-        stagger: learners that do not wait begin so many inner steps after one another.
-        tell: takes words on progress.
+        stagger: inner steps between the starts of two decoupled learners.
+        tell: takes messages on progress.
     """
     agenda, ranks = Agenda(), range(len(steps))
     mades = [learning.training(rank) for rank in ranks]

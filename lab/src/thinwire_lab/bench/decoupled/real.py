@@ -1,6 +1,6 @@
 """One training of real processes: learners that sleep to keep their paces, a server, thin links, and deaths.
 
-The clock starts when all learners wait with the shared parameters; only then are the links thin, and bytes counted.
+When all learners wait with the shared parameters, the clock and the count of bytes start, and the links become thin.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from thinwire.engines.roles import START_TIMEOUT_S, own_command
 from thinwire.errors import EngineError
 from thinwire.policies.designs import design
 from thinwire.runtime.journal import AnyEntry, Updated
+from thinwire_lab.bench.cells import SILENCE_S, Warm
 from thinwire_lab.bench.decoupled.learner import Inner, Learned, LearnerRank, command
 from thinwire_lab.bench.decoupled.learning import ALONE, Learning
 from thinwire_lab.bench.harness import Figures, Tell
-from thinwire_lab.bench.rank_group import RankGroup, Traffic
-from thinwire_lab.bench.roles import SILENCE_S, Warm
+from thinwire_lab.bench.rank_group import RankGroup
+from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs.cluster import SERVER, Links
-from thinwire_lab.jobs.forks import forks
 from thinwire_lab.workloads.python_text import CONTEXT
 
 QUIET_END = 0.8
-"""No learner dies in the last fifth, for the last ones to be back at the end."""
+"""No learner dies in the last fifth, so that all learners are back at the end."""
 
 
 class Run(Figures, frozen=True, kw_only=True):
@@ -36,16 +36,16 @@ class Run(Figures, frozen=True, kw_only=True):
 
     Attributes:
         steps: inner steps of each learner, by rank.
-        seconds: until the last one.
-        goodput: all inner steps, over those that the paces have room for until each learner's last one.
-        stall: the longest that an inner step took beyond its pace and its computing, in inner steps.
-        overrun: the share of inner steps whose computing alone took longer than the pace: the machine was too busy.
-        merged: of the text that learners read, the share that the shared parameters hold.
+        seconds: seconds until the last inner step.
+        goodput: all inner steps, divided by the number that the paces allow until each learner's last one.
+        stall: the longest stall of an inner step, beyond its pace and its computing, in inner steps.
+        overrun: the share of inner steps with a computing longer than the pace, because the machine was too busy.
+        merged: the share of the learners' text that the shared parameters contain.
         gap_s: the longest time without a new version of a table.
-        deaths: how often a learner was killed.
-        loss: of the shared parameters at the end, in nats a byte.
-        carried: bytes that a learner sent and received in an inner step, as the kernel counted them.
-        below_ddp: how many times that is below what a rank of plain DDP sends and receives, computed (`ring_nbytes`).
+        deaths: number of killed learners.
+        loss: loss of the shared parameters at the end, in nats a byte.
+        carried: bytes that a learner sent and received in an inner step, by the kernel's count.
+        below_ddp: the bytes of a rank of plain DDP (`ring_nbytes`, computed), divided by `carried`.
     """
 
     steps: list[int]
@@ -63,16 +63,16 @@ class Run(Figures, frozen=True, kw_only=True):
 
 
 def run(learning: Learning, seconds: float, links: Links, *, kill_every_s: float | None, tell: Tell) -> Run:
-    """Trains for so many seconds; workers that exchange in step for as many steps as the slowest has room for."""
+    """Trains for a number of seconds; workers in step take as many steps as the slowest of them can take."""
     ranks = range(len(learning.speeds))
     kernel = links.shaping == "kernel"
-    hosts = [f"host {rank}" for rank in ranks] if kernel else []
+    hosts = [*(f"host {rank}" for rank in ranks), SERVER] if kernel else []
     local = None if learning.design == ALONE else design(learning.design).local
     waits = local is not None and not local.quorum
     steps = int(seconds * min(learning.speeds) / learning.pace_s) if waits else None
     deaths = int(seconds * QUIET_END / kill_every_s) if kill_every_s else 0
     kinds: list[type[Event]] = [Warm, Inner, Learned, Listening]
-    with RankGroup(kinds, hosts=hosts, also=[SERVER] if kernel else [], starter=forks()) as group:
+    with RankGroup(kinds, hosts=hosts, starter=forks()) as group:
         journal = Path(group.gate) / "journal.jsonl"
         server = None if learning.design == ALONE else _start_server(group, journal)
         for rank in ranks:
@@ -87,19 +87,19 @@ def run(learning: Learning, seconds: float, links: Links, *, kill_every_s: float
 
 
 class _Course:
-    """One training, as its processes report it."""
+    """The reports of one training's processes."""
 
     def __init__(self, learning: Learning, seconds: float, group: RankGroup, tell: Tell) -> None:
         self._learning, self._seconds, self._group, self._tell = learning, seconds, group, tell
         self._inner: dict[str, list[Inner]] = {_name(rank): [] for rank in range(len(learning.speeds))}
         self._learned: dict[str, Learned] = {}
         self._updated: dict[int, list[float]] = defaultdict(list)
-        self._traffic: Traffic | None = None
+        self._nbytes: int | None = None
         self._warm = self._deaths = 0
         self._began = float("inf")
 
     def follow(self, links: Links, kill_every_s: float | None, deaths: int) -> None:
-        """Begins when all learners wait, kills one now and then, and returns when all have ended."""
+        """Begins when all learners wait, kills one at regular times, and returns when all have ended."""
         heard = time.monotonic()
         while len(self._learned) < len(self._inner):
             came = self._group.engine.poll(0.1)
@@ -107,17 +107,18 @@ class _Course:
                 heard = time.monotonic()
                 self._take(*came)
             elif time.monotonic() > heard + SILENCE_S:
-                raise EngineError(f"no learner has reported anything for {SILENCE_S:g} s")
+                raise EngineError(f"no report of a learner for {SILENCE_S:g} s")
             if self._warm == len(self._inner) and self._began == float("inf"):
                 self._group.begin(links.rate)
                 self._began = time.time()
             if kill_every_s and self._deaths < deaths and time.time() > self._began + kill_every_s * (self._deaths + 1):
                 self._deaths += 1
                 self._group.engine.signal(_name(self._deaths % len(self._inner)), signal.SIGKILL)
-        self._traffic = self._group.traffic()
+        # Each byte has one sender: the sum over learners and server is all that learners sent and received.
+        self._nbytes = self._group.sent()
 
     def read(self, journal: Path) -> None:
-        """Reads when tables had new versions."""
+        """Reads the times of the tables' new versions."""
         for entry in map(msgspec.json.Decoder(AnyEntry).decode, journal.read_bytes().splitlines()):
             if isinstance(entry, Updated) and entry.at > self._began:
                 for table in entry.tables:
@@ -142,14 +143,14 @@ class _Course:
         taken = [step for steps in inner for step in steps]
         if not all(inner):
             raise EngineError("a learner took no inner step: give more seconds")
-        least_s = 0.0 if self._deaths == 0 else self._seconds  # one that died late may not have come back
+        least_s = 0.0 if self._deaths == 0 else self._seconds  # a learner that died late may not have returned
         room = sum(max(steps[-1].at_s, least_s) / learning.pace_of(rank) for rank, steps in enumerate(inner))
         late = [step.computing_s > learning.pace_of(rank) for rank, steps in enumerate(inner) for step in steps]
         recipe = learning.recipe()
         read = len(taken) * recipe.batch * (recipe.context or CONTEXT)
         merged = [each.merged for each in self._learned.values() if each.merged is not None]
         gaps = [after - before for at in self._updated.values() for before, after in pairwise(at)]
-        carried = None if self._traffic is None else sum(self._traffic) / len(taken)
+        carried = None if self._nbytes is None else self._nbytes / len(taken)
         return Run(
             steps=[len(steps) for steps in inner],
             seconds=max(step.at_s for step in taken),
@@ -167,13 +168,13 @@ class _Course:
 
 
 def ring_nbytes(learning: Learning) -> float:
-    """Returns how many bytes a rank sends and receives in a step of plain DDP, in a ring, without headers."""
+    """Returns the bytes that a rank of plain DDP sends and receives in a step, in a ring, without headers."""
     ranks = len(learning.speeds)
     return 2 * 2 * (ranks - 1) / ranks * 4 * sum(each.numel() for each in learning.training(0).model.parameters())
 
 
 def _start_server(group: RankGroup, journal: Path) -> str:
-    """Starts the server, which goes on while one learner is left; returns its address."""
+    """Starts the server, which needs one learner at least; returns its address."""
     private = group.engine.listen_at(SERVER)
     hosted = not private.startswith("127.")
     arguments = ["server", "--listen", private, "--min-workers", "1", "--journal", str(journal)]

@@ -1,8 +1,8 @@
-"""Learners that never wait beside workers that exchange in step: the cost of a slow learner, and of deaths.
+"""Decoupled learners beside workers that exchange in step: the cost of a slow learner, and of deaths.
 
-Four learners, of speeds 1, 1, 1 and 1/3, on thin links. *Goodput* and *deaths* are of real processes (`real`). *Loss*
-is by the computed clock (`losses`): as much text in all for every design, at equal speeds and at these; and in step as
-many inner steps as the slowest learner takes in that time.
+Four learners, of speeds 1, 1, 1 and 1/3, train on thin links. *Goodput* and *deaths* measure real processes (`real`).
+*Loss* takes the computed clock (`losses`): every design reads the same text in all, at equal speeds and at these. A
+second run in step takes as many inner steps as the slowest learner takes in that time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from thinwire_lab.jobs.grid import Measured
 
 EQUAL, UNEQUAL = (1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1 / 3)
 BESIDE = ("as much text", "as long")
-"""Titles: how far a loss is above that in step, with the same seed."""
+"""Titles: the loss minus the loss in step with the same seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One training: of real processes for so many seconds, or of so many inner steps by the computed clock."""
+    """One training: of real processes for some seconds, or of some inner steps by the computed clock."""
 
     part: str
     learning: Learning
@@ -77,9 +77,9 @@ class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
             raise ConfigError(f"part {unknown[0]!r}; there are {', '.join(PARTS)}")
         for name in (self.design, *self.rivals):
             if (local := design(name).local) is None or bool(local.quorum) != (name == self.design):
-                raise ConfigError(f"{name}: a decoupled design is held against rivals that exchange in step")
+                raise ConfigError(f"{name}: a decoupled design is compared with rivals that exchange in step")
         if min(self.pace_s, self.seconds, self.kill_every_s) <= 0:
-            raise ConfigError("seconds are above 0")
+            raise ConfigError("seconds have to be above 0")
 
     def cells(self) -> list[Cell]:
         rate = len(UNEQUAL) * self.steps / sum(UNEQUAL)
@@ -110,7 +110,7 @@ class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
         return (self.link if {"goodput", "deaths"} & set(self.parts) else None), "auto"
 
     def links(self) -> Links:
-        """How the links are made."""
+        """Returns the kind of the links."""
         return choose_links(self.link)
 
     def measure(self, cell: Cell, before: Measured[Cell, Run | Loss], tell: Tell) -> Run | Loss:
@@ -140,7 +140,7 @@ class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
         if local is None or not runs:
             return []
         return [
-            f"links {self.link}, shaped by: {runs[0].shaping}; bytes as counted there, headers included",
-            "below DDP: how many times fewer bytes than a ring's all-reduce of float32, computed without headers",
+            f"links {self.link}, shaped by: {runs[0].shaping}; bytes by the kernel's count, with headers",
+            "below DDP: bytes of a ring's all-reduce of float32, computed without headers, over the counted bytes",
             f"a gap may last the grace, {local.grace:g} s, and a push interval, {local.h * self.pace_s:.1f} s",
         ]

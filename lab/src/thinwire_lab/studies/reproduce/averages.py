@@ -1,9 +1,8 @@
 """Trainings that average whole weights once an epoch, as cells (Øland & Raj, sections 2 and 5).
 
-The network is the paper's; the images are a part of MNIST's, or of Fashion-MNIST's where MNIST is not installed.
-
-Biases travel as floats and are not counted. Worker 0 is probed just after the exchange that ends an epoch: its weights
-are the decoded average.
+The network is the paper's; the images are a part of MNIST, or of Fashion-MNIST if MNIST is not installed. Biases travel
+as floats and do not count. The probe reads worker 0's weights after the exchange that ends an epoch, when they are the
+decoded average.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ FLOATS = "float"  # the design that averages the same weights uncompressed
 SHARES = (1.0, 0.1, 0.03, 0.01)
 HISTOGRAM_BITS = (2, 4, 6, 8)
 Exchange = Literal["server", "peers"]
-"""How weights travel (section 2 allows both). `server`: it averages what workers send, and codes the average again.
-`peers`: every worker sends its weights to all others, who average what they decode; nothing is coded twice."""
+"""The exchange of weights (section 2 allows both). `server`: a server averages the workers' weights and codes the
+average again. `peers`: every worker sends its weights to all others and averages the decoded ones, coded once."""
 
 
 class AveragesFinding(Finding, frozen=True, kw_only=True):
     """The results of a training, one value for each epoch."""
 
     accuracies: list[float]  # on the test set, 0 … 1
-    coded: list[float]  # bits a weight as they were sent, Huffman's table included, mean over workers
-    raw: list[float]  # bits of a bin's number, mean over the weights of the average; 32 of floats
+    coded: list[float]  # sent bits a weight with Huffman's table, mean over workers
+    raw: list[float]  # bits of a bin's number, mean over the weights of the average; 32 for floats
     rms: list[list[float]]  # of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer
     entropies: list[list[list[list[float]]]]  # of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`
 
@@ -60,12 +59,11 @@ class AveragesFinding(Finding, frozen=True, kw_only=True):
 
 
 class AveragesCell(JobCell, frozen=True, kw_only=True):
-    """One training of the tanh network; `probes`: derivatives and entropies are recorded.
+    """One training of the tanh network; `probes` records derivatives and entropies.
 
-    Where peers exchange, a server computes the average that each of them would, and its answer is not counted.
+    For an exchange among peers, a server computes their average, and its answer does not count.
     """
 
-    timed = False
     finding = AveragesFinding
 
     design: str
@@ -148,7 +146,7 @@ def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits
 
 
 def sample_size(numel: int, share: float) -> int:
-    """Returns how many of a layer's weights are taken for a share of them.
+    """Returns the number of a layer's weights in a sample.
 
     >>> [sample_size(19_600, share) for share in (0.1, 0.03, 0.01)], sample_size(500, 0.1)
     ([1960, 1000, 1000], 500)
@@ -182,7 +180,7 @@ def adaptive(floor: int, histogram_bits: int = HISTOGRAM, rounding: str = "ceil"
 
 
 def widths(found: Found) -> list[int]:
-    """Returns how many inputs the network has, and how many units each layer."""
+    """Returns the number of inputs and the units of each layer."""
     return [64 if found.first[0].data.startswith("digits") else 784, 392, 50, 10]
 
 
@@ -196,12 +194,8 @@ def setting(found: Found) -> str:
     )
 
 
-def percent(finding: AveragesFinding) -> float:
-    return 100 * finding.accuracy
-
-
 def mean_line(found: Found, x: Sequence[float], designs: Sequence[str], figure: Callable[..., float]) -> Series:
-    """Returns means over seeds by design, with their deviations where each design has several seeds."""
+    """Returns means over seeds by design, with their deviations if each design has several seeds."""
     each = [found.where(design=design).figures(figure) for design in designs]
     several = all(len(values) > 1 for values in each)
     label = "mean ± standard deviation" if several else "mean"

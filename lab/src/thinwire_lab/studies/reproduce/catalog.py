@@ -1,4 +1,4 @@
-"""Every table and figure of the five papers, and finding them by name."""
+"""Every table and figure of the five papers, by name."""
 
 from __future__ import annotations
 
@@ -67,9 +67,6 @@ PAPERS = {
     "mps": "Wu: Versatile Communication Optimization for Deep Learning by Modularized Parameter Server (2018)",
 }
 
-PAGES = {"oland-raj": "entropy", "modularized-parameter-server": "mps"}
-"""Papers whose page in the documentation has another name, which is taken as well."""
-
 ALL = "all"  # names every paper at once
 
 
@@ -79,8 +76,8 @@ def finding_kinds() -> list[type[Finding]]:
 
 
 def entries(name: str) -> list[Entry]:
-    """Returns one entry by its id, or those that can be run of a paper, or of all papers."""
-    asked, name = name, PAGES.get(name.lower(), name.lower())
+    """Returns one entry by its id, or all entries of a paper or of all papers that can be run."""
+    asked, name = name, name.lower()
     if name == ALL:
         return [entry for entry in CATALOG if entry.study is not None]
     if name in PAPERS:

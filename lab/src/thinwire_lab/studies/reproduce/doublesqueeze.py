@@ -1,15 +1,16 @@
-"""DoubleSqueeze (Tang et al. 2019): its figures, and what its theorem says of many workers."""
+"""DoubleSqueeze (Tang et al. 2019): its figures, and its theorem on many workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 
 from thinwire.presentation.charts import Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import deviation, spread
-from thinwire_lab.studies.reproduce.entry import Found, Made, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.entry import Found, Made, Scale, Shown, chart, percent, scaled
 from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TOP_K, PlainCell, pair, timed
 from thinwire_lab.studies.reproduce.iteration_times import SCALED as TIMED
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
@@ -36,8 +37,8 @@ def trainings(methods: Sequence[str], scale: Scale) -> list[PlainCell]:
     """Returns the runs of some methods, seed by seed."""
     model, examples = pair(scale)
     return [
-        PlainCell.of(
-            method,
+        PlainCell(
+            method=method,
             model=model,
             data=examples,
             workers=2 if scale == "tiny" else 8,
@@ -109,11 +110,11 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
 
 
 def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
-    base, lines = found.where(method=SGD).mean(_accuracy), []
+    base, lines = found.where(method=SGD).mean(percent), []
     for method in methods:
         runs = found.where(method=method)
-        scores, lag = runs.figures(_accuracy), runs.mean(_lag)
-        bits = (f"{runs.mean(figure):.2f}" for figure in (_bits_up, lambda each: each.bits_pull))
+        scores, lag = runs.figures(percent), runs.mean(lambda each: each.lag)
+        bits = (f"{runs.mean(attrgetter(name)):.2f}" for name in ("bits_push", "bits_pull"))
         accuracy = f"{fmean(scores):.2f}{spread(scores, 2)}", f"{fmean(scores) - base:+.2f}"
         lines.append([method, _printed(method), *accuracy, *bits, f"{lag:.1f}" if lag else "–"])
     header = ["", "paper", "accuracy (%)", "against SGD", "bits up", "bits down", "lag (steps)"]
@@ -124,18 +125,6 @@ def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
         charts=[chart(f"doublesqueeze-{item}", "Test accuracy by epoch.", series, "epoch", "test accuracy (%)")],
         notes=["Bits count the whole payload. The lag is the largest residual at the end, in updates of one step."],
     )
-
-
-def _accuracy(finding: TrainingFinding) -> float:
-    return 100 * finding.accuracy
-
-
-def _bits_up(finding: TrainingFinding) -> float:
-    return finding.bits_push
-
-
-def _lag(finding: TrainingFinding) -> float:
-    return finding.lag
 
 
 def _curves(number: int, methods: Sequence[str], show: Callable[[str, Sequence[str], Found], Shown], what: str) -> Made:

@@ -14,8 +14,8 @@ from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import spread
 from thinwire_lab.studies.reproduce import averages as on
-from thinwire_lab.studies.reproduce.averages import AveragesCell, AveragesFinding, adaptive, cells, percent
-from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.averages import AveragesCell, AveragesFinding, adaptive, cells
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, percent, scaled
 
 _BITS: dict[Scale, Sequence[int]] = {"tiny": (2, 8), "quick": (2, 4, 6, 8, 10, 16, 30), "full": range(2, 31)}
 _CEILING = 10
@@ -118,7 +118,7 @@ def _show_figure_3(found: Found) -> Shown:
 
 
 def _sampled(numel: int, share: float) -> float:
-    """Returns the share of a layer's weights that is taken for a share of them."""
+    """Returns the sampled share of a layer's weights, at least that of the minimum sample."""
     return on.sample_size(numel, share) / numel
 
 
@@ -186,7 +186,7 @@ def _cells(scale: Scale) -> Sequence[AveragesCell]:
 
 
 def _line(found: Found, label: str, design: str, exchange: on.Exchange, printed: tuple[float | None, ...]) -> list[str]:
-    """A row: raw bits, coded bits and ratio, the paper's and ours each, and what it costs."""
+    """Returns a row: raw bits, coded bits and ratio, the paper's and ours each, and the loss of accuracy."""
     runs = found.where(design=design, exchange=exchange)
     raw, coded = runs.mean(lambda each: fmean(each.raw)), runs.mean(_coded_bits)
     ours, unit = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×"), ("", "", "×")

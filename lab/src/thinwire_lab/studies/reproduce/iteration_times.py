@@ -1,8 +1,7 @@
-"""The methods that DoubleSqueeze §5.1 compares, and seconds of an iteration against 1/bandwidth, figures 3 and 6.
+"""The methods of DoubleSqueeze §5.1, and seconds of an iteration against 1/bandwidth, figures 3 and 6.
 
-SGD is the same design without a codec, so that nothing but the codecs differs: MEM-SGD pulls float32 averages, and with
-float32 pushes no residual is left.
-Seconds are measured on real processes behind links of the kernel, a few steps each.
+SGD is MEM-SGD with float32 pushes, so that only the codecs differ: MEM-SGD pulls float32 averages, and float32 pushes
+leave no residual. Seconds are measured on real processes behind links of the kernel, a few steps each.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place, choose_links
-from thinwire_lab.jobs.forks import forks
-from thinwire_lab.jobs.workload import workload
+from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.reproduce.entry import Finding, Found, Made, OnProgress, Scale, Shown, chart
 from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, following, stand_in
 
@@ -40,33 +39,19 @@ def choices(method: str) -> tuple[str, str | None]:
     return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
 
 
-class OfMethod:
-    """Base of the cells of a method; `codec_up` is in place of the design's own."""
+class PlainCell(TrainingCell, frozen=True, kw_only=True):
+    """One training with a method."""
 
-    __slots__ = ()
-    design: str
-    codec_up: str | None
+    method: str
+    design: str = ""
 
-    @classmethod
-    def of(cls: Any, method: str, **others: Any) -> Any:
-        design, codec_up = choices(method)
-        return cls(design=design, codec_up=codec_up, **others)
-
-    @property
-    def method(self) -> str:
-        return (
-            SGD if self.codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == self.design)
-        )
-
-
-class PlainCell(OfMethod, TrainingCell, frozen=True, kw_only=True):
-    """One training."""
-
-    codec_up: str | None = None
+    def job(self, **more: Any) -> Job:
+        design, codec_up = choices(self.method)
+        return super().job(design=design, codec_up=codec_up, **more)
 
 
 def pair(scale: Scale) -> Pair:
-    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    """Returns the model and the data of a scale, the same for losses and for seconds."""
     return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
 
 
@@ -93,22 +78,25 @@ class TimedFinding(Finding, frozen=True, kw_only=True):
 
     seconds_per_step: float  # without the first step
     wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included
-    shaping: str  # who made the link: `kernel`, `application`, or `none`
+    shaping: str  # `kernel`, `application`, or `none`
 
 
-class TimedCell(OfMethod, JobCell, frozen=True, kw_only=True):
+class TimedCell(JobCell, frozen=True, kw_only=True):
     """A short run of real processes behind links of one rate."""
 
     finding = TimedFinding
 
-    design: str
-    codec_up: str | None = None
+    method: str
     model: str
     data: str
     workers: int
     link: str
     steps: int = _STEPS
     seed: int = 0
+
+    def job(self, **more: Any) -> Job:
+        design, codec_up = choices(self.method)
+        return super().job(design=design, codec_up=codec_up, **more)
 
     def run(self, on_progress: OnProgress) -> TimedFinding:
         place = Place(links=choose_links(self.link), starter=forks())
@@ -124,7 +112,7 @@ def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
     """Returns the runs of some methods: every rate, seed by seed."""
     network, examples = pair(scale)
     return [
-        TimedCell.of(each, model=network, data=examples, workers=_WORKERS[scale], link=link, seed=seed)
+        TimedCell(method=each, model=network, data=examples, workers=_WORKERS[scale], link=link, seed=seed)
         for seed in range(_SEEDS[scale])
         for link in _LINKS[scale]
         for each in methods
@@ -170,7 +158,7 @@ def _slopes(found: Found, at: Sequence[float], measured: Mapping[str, list[float
     slopes = {name: linear_regression(at, seconds).slope for name, seconds in measured.items()}
     cell, _ = found.first
     # The first weights go from one worker through the server to all others.
-    values = sum(each.numel() for each in workload(cell.job()).model.parameters())
+    values = sum(each.numel() for each in cell.job().workload().model.parameters())
     first = 4.0 * values * cell.workers / cell.steps
     lines = []
     for name, slope in slopes.items():

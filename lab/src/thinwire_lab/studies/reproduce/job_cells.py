@@ -1,4 +1,4 @@
-"""Cells whose run is a job: trainings in one process, and seconds per step by the modelled clock."""
+"""Cells that run a job: trainings in one process, and seconds per step by the modelled clock."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ SMALL: Pair = ("mlp", "digits")
 
 
 def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
-    """Returns the model and the data that are trained in place of a paper's: the first pair whose data is here.
+    """Returns the model and the data that replace a paper's: the first pair with installed data.
 
-    It is the small one at the scale `tiny`, and where no data is here but what thinwire brings, so that every study can
-    be made on every machine.
+    At the scale `tiny`, and without installed data, it is the small pair, so that every study runs on every machine.
     """
     return small if scale == "tiny" else next((pair for pair in pairs if is_here(pair[1])), small)
 
 
 class JobCell(Cell, frozen=True, kw_only=True):
-    """Base class; every field that has the name of one of `jobs.job.Job` is that one."""
+    """Base class; fields with a name of `jobs.job.Job` are those of the job."""
 
     def job(self, **more: Any) -> Job:
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name in Job.__dataclass_fields__}
@@ -41,7 +40,7 @@ class JobCell(Cell, frozen=True, kw_only=True):
 
 
 def following(on_progress: OnProgress) -> OnEvent:
-    """Returns what takes the events of a job with a number of steps, and tells how far it is."""
+    """Returns a callback for the events of a job with a number of steps, which reports its progress."""
 
     def on_event(process: str, event: Event) -> None:
         if isinstance(event, Progress) and event.steps:
@@ -57,14 +56,12 @@ class TrainingFinding(Finding, frozen=True, kw_only=True):
     """The results of a training."""
 
     evaluations: list[tuple[int, float]]  # pairs of a step and the test accuracy, 0 … 1, the last one at the end
-    test_loss: float
     bits_push: float  # payload bits a value over the whole run, all tensors
     bits_pull: float  # payload bits a value over the whole run, all tensors
     compression_ratio: float
     lag: float  # the largest residual at the end, in units of one step's update
     lr: float  # the largest learning rate
     batch: int  # examples per worker and step
-    weights: str
     history: StepHistory  # step by step
 
     @property
@@ -72,15 +69,14 @@ class TrainingFinding(Finding, frozen=True, kw_only=True):
         """The test accuracy at the end, 0 … 1."""
         return self.evaluations[-1][1]
 
-    def grown(self, kind: type[T], **more: Any) -> T:
-        """Returns a finding of a larger kind: what this training came to, and `more`."""
+    def extended(self, kind: type[T], **more: Any) -> T:
+        """Returns a finding of a larger kind: this one with `more` fields."""
         return kind(**msgspec.structs.asdict(self), **more)
 
 
 class TrainingCell(JobCell, frozen=True, kw_only=True):
     """One training."""
 
-    timed = False
     finding: ClassVar[type[TrainingFinding]] = TrainingFinding
 
     design: str
@@ -104,14 +100,12 @@ def train(cell: TrainingCell, on_progress: OnProgress, *, on_step: OnStep | None
     evaluations = [(point.step, point.accuracy) for point in outcome.curve if point.step < outcome.steps]
     return TrainingFinding(
         evaluations=[*evaluations, (outcome.steps, outcome.test_accuracy)],
-        test_loss=outcome.test_loss,
         bits_push=outcome.bits_per_value_push,
         bits_pull=outcome.bits_per_value_pull,
         compression_ratio=outcome.compression_ratio,
         lag=max(outcome.residual_ratio.values(), default=0.0),
         lr=outcome.lr,
         batch=outcome.batch,
-        weights=outcome.weights,
         history=recorder.history(),
     )
 

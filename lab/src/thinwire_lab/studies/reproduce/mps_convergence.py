@@ -1,7 +1,7 @@
-"""Wu 2018, figures 5.7 and 5.8: accuracy by iteration and by time, and how much time equal accuracy takes.
+"""Wu 2018, figures 5.7 and 5.8: accuracy by iteration and by time, and the time to equal accuracy.
 
-A link changes how long an iteration takes and not what it computes: accuracies come from one training of each design,
-by the modelled clock so that no machine runs ahead of others, and seconds of an iteration from short runs of their own.
+A link changes the time of an iteration and not its result. Accuracies come from one training of each design by the
+modelled clock, so that no machine runs ahead of others, and seconds of an iteration from separate short runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POINTS = 14  # evaluations of a run
 _COMPARED = (on.TENSORFLOW, on.SYNC_TOP, on.STALE, on.STALE_TOP)
 _NETWORK = "resnet8"
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the iterations. Evaluations do not fall on all of them: what is shown is of the last one up to each."""
+"""Shares of the iterations; a table shows the last evaluation before each."""
 _THESIS = 0.43
 SCALED = (
     "The thesis: ResNet-110 on CIFAR-10, 20,000 iterations of 64 images on each of four machines with a GPU. Here a "
@@ -41,8 +41,6 @@ class ConvergenceFinding(Finding, frozen=True, kw_only=True):
 class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
     """One training, evaluated every `eval_steps` iterations."""
 
-    # No seconds are found. They decide whose exchange comes first, which is chance with nothing beside as well.
-    timed = False
     finding = ConvergenceFinding
 
     eval_steps: int
@@ -99,7 +97,7 @@ def _show_iterations(found: Found) -> Shown:
     axes = "iterations of each machine", "test accuracy (%)"
     return Shown(
         setting=_setting(found),
-        tables=[Table(header, lines, "Test accuracy after so many iterations")],
+        tables=[Table(header, lines, "Test accuracy by iterations")],
         charts=[chart("mps-figure-5.7", "Accuracy by iteration.", series, *axes)],
         notes=["The thesis draws curves without numbers: staleness and top 1 % both lose accuracy by iteration."],
     )

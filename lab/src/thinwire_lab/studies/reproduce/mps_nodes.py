@@ -1,8 +1,8 @@
-"""Wu 2018: how fast machines train that are each worker and server (§4.3), against a single machine that trains alone.
+"""Wu 2018: the speed of machines that are each worker and server (§4.3), relative to a single machine.
 
-The modelled clock gives every machine a processor as fast as this one, and a link as thin as the thesis's beside the
-gradients of its worker: table 1.1 has 0.75 of a link with ResNet and 2.0 with Inception-v4, so that one network stands
-for several. A run times the single machine just before and after itself.
+The modelled clock gives every machine a processor as fast as this one, and a link with the thesis's ratio of gradients
+to rate: table 1.1 has 0.75 of a link with ResNet and 2.0 with Inception-v4, so that one network represents several. A
+run times the single machine just before and after itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thinwire_lab.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}  # machines; the thesis has four
 RESNET, DENSENET, INCEPTION = 0.7465, 0.2072, 2.0062
-"""Gigabits of gradients that a machine generates in a second (table 1.1), and so shares of a link of 1 Gbit/s."""
+"""Gigabits of gradients that a machine generates in a second (table 1.1): shares of a link of 1 Gbit/s."""
 TENSORFLOW = "fp32[placement=round-robin]"
 TRADITIONAL = "fp32[transmission=traditional]"
 SYNC = "fp32"
@@ -58,13 +58,13 @@ MODELLED = (
     "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
     f"before and after each run. {MESSAGES}"
 )
-FIRST = 7  # steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for
+FIRST = 7  # steps of a short run, which measures the seconds and bytes of the beginning and the end
 STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
-"""A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
+"""A multiple of 6 more than `FIRST`: a worker of staleness 5 exchanges every 6 steps."""
 
 
 class MachineCell(JobCell, frozen=True, kw_only=True):
-    """Base class of what machines train: the thesis's canonical SGD of rate 0.1."""
+    """Base class of the machines' trainings: the thesis's canonical SGD with a learning rate of 0.1."""
 
     design: str
     model: str
@@ -101,11 +101,11 @@ class StepFinding(Finding, frozen=True, kw_only=True):
 class NodesFinding(StepFinding, frozen=True, kw_only=True):
     """The results of a run by the modelled clock."""
 
-    sent_bytes: float  # of packets that a machine sends in a step, as worker and as server, to itself as well
+    sent_bytes: float  # of a machine's packets in a step, as worker and as server, to itself included
 
 
 class NodesCell(MachineCell, frozen=True, kw_only=True):
-    """A short run on links of which a machine generates a share."""
+    """A short run on links with a given share of generated gradients."""
 
     finding = NodesFinding
 
@@ -128,9 +128,9 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
 
 
 def steady(less: RunOutcome, more: RunOutcome) -> tuple[float, float]:
-    """Returns the seconds and the bytes of a step: the difference of two runs, without their beginning and end.
+    """Returns the seconds and the bytes of a step, from the difference of two runs.
 
-    Other work can make the short run the longer one; a step then takes less than no time, which `impossible` says.
+    On a loaded machine the short run may take longer; `impossible` refuses the negative seconds.
     """
     first_s, whole_s = (each.seconds_per_step * (each.steps - 1) for each in (less, more))
     first_nbytes, whole_nbytes = (each.wire_bytes_push + each.wire_bytes_pull for each in (less, more))
@@ -144,14 +144,14 @@ def speedup(cell: MachineCell, finding: Any) -> float:
 
 
 def pair(scale: Scale, network: str = "resnet20") -> Pair:
-    """Returns model and data: a network on Fashion-MNIST, or a small one on the digits where that is not installed."""
+    """Returns model and data: a network on Fashion-MNIST, or a small one on the digits if that is not installed."""
     return stand_in(scale, (network, "fashion-mnist[test=200]"), (network.replace("resnet20", "resnet8"), "digits"))
 
 
 def nodes(
     designs: Sequence[str], scale: Scale, generated: float, *, workers: int | None = None, network: str = "resnet20"
 ) -> list[NodesCell]:
-    """Returns the runs of some designs, on as many machines as the scale has unless it is said."""
+    """Returns the runs of some designs, by default on the scale's number of machines."""
     chosen, examples = pair(scale, network)
     machines, steps = workers or NODES[scale], STEPS[scale]
     return [
@@ -174,14 +174,14 @@ def setting(found: Found) -> str:
 
 
 def thin_link(cell: MachineCell, generated: float, single_s: float) -> str:
-    """Returns the rate of which a machine generates a share, if one of its steps takes `single_s` seconds."""
+    """Returns the rate of the link of a machine with steps of `single_s` seconds."""
     return f"{generated_bps(cell.job(), single_s) / generated / 1e6:.1f}mbit"
 
 
 def machine_links(cell: MachineCell, generated: float, single_s: float) -> tuple[str, Links]:
-    """Returns the rate of such links and who makes them; none where the kernel may not make them.
+    """Returns the rate of such links and their kind; no links if the kernel cannot shape them.
 
-    Links by the application would give the two processes of a machine a link each.
+    Application shaping would give the two processes of a machine a link each.
     """
     rate = thin_link(cell, generated, single_s)
     links = choose_links(rate)

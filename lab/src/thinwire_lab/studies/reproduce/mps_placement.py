@@ -1,7 +1,4 @@
-"""Wu 2018, figures 5.2 and 5.3: the layer sizes of three networks, and how evenly placements spread them.
-
-Nothing is trained. Layer sizes are the published networks', as data; placements are the ones that trainings use.
-"""
+"""Wu 2018, figures 5.2 and 5.3: the layer sizes of three published networks, and the balance of placements."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, On
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
 _RISING = "greedy, rising size"
-"""The order in the code that the thesis published with algorithm 2, which says falling size."""
+"""The order in the thesis's published code; its algorithm 2 has falling size."""
 _POLICIES = {
     "uniform[min=0]": "uniform split",
     "round-robin": "round-robin",
@@ -44,9 +41,8 @@ class NetworkFinding(Finding, frozen=True, kw_only=True):
 
 
 class NetworkCell(Cell, frozen=True, kw_only=True):
-    """One network, placed on so many servers."""
+    """One network, placed on `servers` servers."""
 
-    timed = False
     finding = NetworkFinding
 
     network: str
@@ -84,7 +80,7 @@ def _show_sizes(found: Found) -> Shown:
         lines.append([_NETWORKS[cell.network], *map(str, counts), f"{sum(counts)}"])
     return Shown(
         setting=_SETTING,
-        tables=[Table(["tensors with so many values or more", *names, "all"], lines, "Layer sizes")],
+        tables=[Table(["tensors with at least this many values", *names, "all"], lines, "Layer sizes")],
         charts=[chart("mps-figure-5.2", "Tensors by size.", series, "values from … on", "tensors", kind="bars")],
         notes=["The thesis prints bars without numbers."],
     )

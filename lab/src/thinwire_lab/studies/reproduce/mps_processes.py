@@ -1,7 +1,7 @@
-"""Wu 2018, figures 5.5 and 5.6: speed-up by the number of machines, and how busy their processors and links are.
+"""Wu 2018, figures 5.5 and 5.6: speed-up by the number of machines, and the utilisation of processors and links.
 
-Measured are real processes behind links of the kernel, as many machines as two cores carry; a worker's processor stands
-for the GPU. Modelled is every number of machines. The two never share a column.
+Measured runs have real processes behind links of the kernel, as many machines as two cores carry; a worker's processor
+replaces the GPU. Modelled runs have every number of machines. The two never share a column.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from thinwire.engines.events import Event
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
-from thinwire_lab.jobs.forks import forks
 from thinwire_lab.studies.reproduce import mps_nodes as on
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
@@ -40,11 +40,11 @@ _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
 class MeasuredFinding(on.StepFinding, frozen=True, kw_only=True):
     """The results of a run of processes."""
 
-    shaping: str  # who made it: `kernel`, or `none` where that may not shape
+    shaping: str  # `kernel`, or `none`
 
 
 class MeasuredCell(MachineCell, frozen=True, kw_only=True):
-    """A short run of processes, a worker and a server for each machine, behind links as thin as `generated` says."""
+    """A short run of processes, a worker and a server for each machine; `generated` decides the links' rate."""
 
     finding = MeasuredFinding
 
@@ -100,7 +100,7 @@ def _show(found: Found) -> Shown:
         label = f"modelled, {on.LABELS[design]}"
         series.append(Series(label=label, x=machines, y=[ours[count, design] for count in machines]))
     series.append(Series(label="linear", x=machines, y=machines))
-    about = "mps-figure-5.5", "Scalability. Of ours, only what is modelled."
+    about = "mps-figure-5.5", "Scalability. Our speed-ups are modelled."
     shapings = sorted({f"{finding.shaping}, {finding.link}" for finding in measured.values()})
     told = f" Measured: worker and server processes that share two cores, links: {'; '.join(shapings)}."
     return Shown(
@@ -113,7 +113,7 @@ def _show(found: Found) -> Shown:
 
 MACHINES = 2  # as many as two cores carry
 _STEPS: dict[Scale, int] = {"tiny": 200, "quick": 37, "full": 181}
-"""Tiny ones are of a perceptron, a few milliseconds each: fewer would end before there are two samples."""
+"""A tiny step is a perceptron's, a few milliseconds: fewer steps would end before the second sample."""
 # Of figure 5.6: GPU and network, in percent.
 _BUSY = {
     on.TRADITIONAL: (21.78, 31.78),
@@ -136,13 +136,13 @@ class UtilisationFinding(Finding, frozen=True, kw_only=True):
     machine: list[float]  # of all cores, by everything that ran on this computer
     network: list[float]  # of the links' rate, sent and received, the mean; zeros without a link
     link: str  # rate of every machine's link
-    shaping: str  # who made it
+    shaping: str  # of the links
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sums at a time: processor seconds of all processors, busy and whole; and by process, with its interface's bytes,
-    sent and received, headers included."""
+    """Sums at a time: seconds of all processors, busy and in total; by process its processor seconds and its
+    interface's bytes, sent and received, headers included."""
 
     time_s: float
     machine_busy_s: float
@@ -152,7 +152,7 @@ class Sample:
 
 
 def sample(pids: Mapping[str, int], proc: Path = Path("/proc")) -> Sample:
-    """Reads processes by name; those that have ended are left out."""
+    """Returns a sample of running processes by name."""
     tick_s, seconds, nbytes = 1 / os.sysconf("SC_CLK_TCK"), {}, {}
     for name, pid in pids.items():
         with suppress(OSError):
@@ -165,7 +165,7 @@ def sample(pids: Mapping[str, int], proc: Path = Path("/proc")) -> Sample:
 
 
 class Sampler:
-    """Takes samples from a thread of its own until it is left."""
+    """Takes samples in a thread until its block ends."""
 
     def __init__(self, pids: Mapping[str, int], *, interval_s: float = 0.25) -> None:
         self.samples: list[Sample] = []  # so far
@@ -220,7 +220,7 @@ def _sampled_cells(scale: Scale) -> Sequence[UtilisationCell]:
 
 
 def utilisation(samples: Sequence[Sample], link: str, shaping: str) -> UtilisationFinding:
-    """Returns shares of each interval between samples."""
+    """Returns the utilisation in each interval between samples."""
     bps = parse_rate(link).bps
     finding = UtilisationFinding(seconds=[], processor=[], machine=[], network=[], link=link, shaping=shaping)
     for before, after in pairwise(samples):

@@ -1,7 +1,7 @@
 """Wu 2018, table 1.1 and figures 1.1, 5.1 and 5.4: bits of gradients in a second, and speed-ups over a single machine.
 
-The table is arithmetic; beside it stands what networks generate on this machine. The figure's three networks differ,
-for a link, in that number alone: one network behind three links stands for them.
+The table is arithmetic, with the figures of networks on this machine beside it. For a link the figure's three networks
+differ in that number alone, so one network behind three links represents them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Sca
 from thinwire_lab.studies.reproduce.job_cells import JobCell
 from thinwire_lab.studies.reproduce.mps_nodes import NodesCell
 
-# Name, batch, parameters as printed, steps a second and bits a second of table 1.1; and whose layers are known.
+# Name, batch, parameters as printed, steps a second and bits a second of table 1.1; and the known architecture.
 _TABLE = (
     ("ResNet", 64, 1.73e6, 13.5, "746.5M", "resnet110"),
     ("DenseNet", 64, 2.22e6, 2.92, "207.2M", None),
@@ -142,7 +142,7 @@ def _placement_cells(scale: Scale) -> list[NodesCell]:
 
 
 def _stands_for(cell: NodesCell) -> str:
-    """The thesis's network for which a cell stands."""
+    """Returns the thesis's network that a cell represents."""
     return "GoogLeNet" if cell.model == "lenet5" else _SHARES[cell.generated]
 
 

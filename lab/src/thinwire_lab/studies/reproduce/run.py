@@ -1,13 +1,12 @@
-"""Makes the runs that entries need, keeps each finding as soon as it is made, and shows them.
+"""Makes the runs of entries, stores each finding at once, and shows them.
 
 `results.json` in the folder holds all findings by their cells: an interrupted command continues, entries with equal
-cells share the runs, and another scale adds its own.
+cells share the runs, and another scale adds its runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -18,26 +17,15 @@ from thinwire.errors import EngineError
 from thinwire.extras import require
 from thinwire.presentation.charts import draw
 from thinwire.presentation.page import chart_html, document, table_html, write_page
-from thinwire_lab.jobs.grid import Grid, Measured, Tell, run
+from thinwire_lab.jobs.grid import Grid, Measured, OnCell, Tell, run
 from thinwire_lab.jobs.results import Machine, Results, read_runs
-from thinwire_lab.studies.files import REPORT, RESULTS
-from thinwire_lab.studies.machines import mixed, mixed_versions
+from thinwire_lab.studies.options import REPORT, RESULTS
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown
 
 TRIES = 5
-"""How often a cell is run until its finding can be."""
-OnCell = Callable[[int, int, Cell], None]
-"""Called before each run with its number, the number of all runs, and its cell."""
+"""The maximum number of runs of a cell, until its finding is possible."""
 OnCellProgress = Callable[[Cell, float, str], None]
-"""Called during a run with its cell and what `OnProgress` takes, and with 1 and no word at its end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reproduced:
-    """The pages of entries, and the written files but for pictures."""
-
-    shown: Sequence[tuple[Entry, Shown]]
-    files: Sequence[Path]
+"""Takes a cell and `OnProgress`'s arguments during a run, and 1 with an empty text at its end."""
 
 
 def reproduce(
@@ -49,12 +37,12 @@ def reproduce(
     command: str,
     seeds: int | None = None,
     join: Sequence[Path] = (),
-    on_cell: OnCell = lambda *_: None,
+    on_cell: OnCell[Cell] = lambda *_: None,
     on_progress: OnCellProgress = lambda *_: None,
-) -> Reproduced:
-    """Makes the runs that the folder lacks, then tables and the page; `command` makes the same again.
+) -> list[tuple[Entry, Shown]]:
+    """Makes the runs that the folder lacks, and writes the page, which quotes `command`; returns its entries.
 
-    `join` names files of results from elsewhere, whose runs the folder takes where it lacks them.
+    `join` names other files of results; the folder takes the runs that it lacks.
     """
     require("report.html", "matplotlib")
     kinds = list(dict.fromkeys(kinds))
@@ -65,20 +53,20 @@ def reproduce(
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
     needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
     make(needed, results, on_cell=on_cell, on_progress=on_progress)
-    shown = []
-    for entry, study in studies:
-        cells = asked[entry.id]
-        made = study.show(Found({cell: found(results, cell) for cell in cells}))
-        shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
+    shown = [
+        (entry, study.show(Found({cell: found(results, cell) for cell in asked[entry.id]}))) for entry, study in studies
+    ]
     keys = [cell.key() for cell in needed]
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
     date = datetime.now(UTC).date().isoformat()
     write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date))
-    return Reproduced(shown=shown, files=[folder / RESULTS, folder / REPORT])
+    return shown
 
 
-def make(needed: Sequence[Cell], results: Results[Finding], *, on_cell: OnCell, on_progress: OnCellProgress) -> None:
-    """Makes every run that the results lack."""
+def make(
+    needed: Sequence[Cell], results: Results[Finding], *, on_cell: OnCell[Cell], on_progress: OnCellProgress
+) -> None:
+    """Makes the runs that the results lack."""
     if needed:
         run(_Runs(needed, on_progress), results, {}, on_cell=on_cell)
 
@@ -109,47 +97,40 @@ class _Runs(Grid[Cell, Finding]):
                 return finding
         raise EngineError(
             f"{cell}: {wrong}, in the last of {TRIES} tries. This machine is loaded: run the same command again when "
-            "nothing else works on it"
+            "it is idle"
         )
 
 
 def found(results: Results[Finding], cell: Cell) -> Finding | None:
-    """Returns what a cell came to, or None where no run of it is stored.
+    """Returns the finding of a cell, or None if no run of it is stored.
 
-    Cells of two classes may have equal settings where one class's finding extends the other's; the smaller finding
-    does not serve the larger cell.
+    Cells of two classes may have equal settings if one class's finding extends the other's; the larger cell needs the
+    larger finding.
     """
     finding = results.find(cell.key())
     return finding if isinstance(finding, cell.finding) else None
 
 
-def draw_charts(made: Reproduced, folder: Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
-    charts = [chart for _, each in made.shown for chart in each.charts]
+def draw_charts(
+    shown: Sequence[tuple[Entry, Shown]], folder: Path, endings: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    charts = [chart for _, each in shown for chart in each.charts]
     paths = [[folder / f"{chart.name}.{ending}" for ending in endings] for chart in charts]
     for chart, files in zip(charts, paths, strict=True):
         draw(chart, *files)
     return [path for files in paths for path in files]
 
 
-def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
-    """Returns notes on cells whose seconds several machines measured, or that several versions made."""
-    keys, timed = [cell.key() for cell in cells], [cell.key() for cell in cells if cell.timed]
-    return [
-        *mixed(run.machine for run in results.runs if run.job in timed),
-        *mixed_versions(run.machine for run in results.runs if run.job in keys),
-    ]
-
-
 def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
-    return [cell for cell in cells if seeds is None or cell.seed_index() < seeds]
+    return [cell for cell in cells if seeds is None or getattr(cell, "seed", 0) < seeds]
 
 
 def page(
     shown: Sequence[tuple[Entry, Shown]], scale: Scale, machines: Sequence[Machine], *, command: str, date: str
 ) -> str:
-    """Returns one page with every chart and table, which needs no other file and no network."""
+    """Returns one self-contained page with every chart and table."""
     title = f"Reproduced: {', '.join(dict.fromkeys(entry.paper for entry, _ in shown))}"
-    where = "; ".join(dict.fromkeys(f"{each.processor}, {each.system}, torch {each.torch}" for each in machines))
+    where = "; ".join(dict.fromkeys(each.text for each in machines))
     about = f"Scale: {scale}. Command: {command}. Measured on: {where or 'nothing yet'}. Date: {date}."
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     for entry, each in shown:

@@ -1,7 +1,7 @@
 """Linear speed-up in the number of workers, the claim of DoubleSqueeze's corollary 2: steps to a loss, by workers.
 
-Each worker keeps its batch, and the rate grows with the number of workers. A single worker at the rate of eight is the
-control: it takes the long steps with the noise of one.
+Each worker keeps its batch, and the learning rate grows with the number of workers. The control is a single worker at
+the learning rate of eight: long steps with the noise of one worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
 BATCH = 4
 LR_OF_ONE = 0.0125  # eight times this is a stable rate of all methods
-TARGET = 0.25  # loss in nats, far above what is reached, so that every schedule is at its first rate there
-WINDOW = 1024  # examples over whose losses a mean is taken
+TARGET = 0.25  # loss in nats, far above the final one, so that every schedule still has its initial learning rate
+WINDOW = 1024  # examples of a mean loss
 
 _EXAMPLES: dict[Scale, int] = {"tiny": 32, "quick": 12_000, "full": 24_000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
@@ -33,12 +33,12 @@ _SCALED = (
 
 
 def cells(scale: Scale) -> list[PlainCell]:
-    """Returns the runs: of all numbers of workers the same number of examples, and the control."""
+    """Returns the runs, with equal numbers of examples for all numbers of workers, and the control."""
     rates = [(each, each) for each in WORKERS[scale]]
     shared: dict[str, Any] = {"model": "mlp", "data": "digits", "eval_steps": 0, "batch": BATCH}
     count = _EXAMPLES[scale] // BATCH
     return [
-        PlainCell.of(method, workers=workers, steps=count // workers, lr=LR_OF_ONE * factor, seed=seed, **shared)
+        PlainCell(method=method, workers=workers, steps=count // workers, lr=LR_OF_ONE * factor, seed=seed, **shared)
         for seed in range(_SEEDS[scale])
         for method in METHODS
         for workers, factor in [*rates, (1, max(WORKERS[scale]))]
@@ -46,7 +46,7 @@ def cells(scale: Scale) -> list[PlainCell]:
 
 
 def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
-    """Returns after how many steps the mean of the last `window` losses is at most `target`; None if it never is.
+    """Returns the steps until the mean of the last `window` losses is at most `target`; None if it never is.
 
     >>> steps_to([4.0, 2.0, 1.0, 1.0], target=1.5, window=2), steps_to([4.0], target=1.0, window=1)
     (3, None)
@@ -92,7 +92,7 @@ def show(found: Found) -> Shown:
 
 
 def _steps(found: Found, method: str, workers: int, factor: int) -> float | None:
-    """Mean over seeds; None where a run did not get there."""
+    """Returns the mean over seeds; None if a run did not reach the target."""
     window = WINDOW // BATCH // workers
     runs = found.where(method=method, workers=workers, lr=LR_OF_ONE * factor)
     steps = [steps_to(each.history.losses, TARGET, window) for each in runs.values()]

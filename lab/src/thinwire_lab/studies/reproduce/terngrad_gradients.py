@@ -1,7 +1,7 @@
-"""TernGrad's figure 2: histograms of gradients as they are, clipped, ternary, and averaged over two workers.
+"""TernGrad's figure 2: histograms of gradients: original, clipped, ternary, and averaged over two workers.
 
-Gradients are those of a training with the design itself, coded once more as its workers code them: clipped at 2.5 σ,
-and rounded to one scale, the largest of both workers.
+The gradients come from a training with the design. The study codes them as the workers do: clipped at 2.5 σ, and
+rounded to one scale, the larger of both workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 
 BINS = 61
-LOOKS = 3  # steps whose gradients are kept, from the first to the last
+LOOKS = 3  # steps with stored gradients, from the first to the last
 CLIP = 2.5  # c of equation 21
 _STEPS: dict[Scale, int] = {"tiny": 4, "quick": 120, "full": 2_000}
 
@@ -34,14 +34,14 @@ class Histograms(msgspec.Struct, frozen=True, kw_only=True):
     layer: str  # its name
     step: int  # number of the step, from 0
     sigma: float  # standard deviation of worker 0's gradient
-    scale: float  # of the ternary values, largest of both workers
-    edge: float  # histograms reach from −edge to edge
+    scale: float  # scale of the ternary values, the larger of both workers
+    edge: float  # histograms extend from −edge to edge
     original: list[float]  # share of worker 0's values in each of `BINS` bins
     clipped: list[float]  # share of worker 0's values in each of `BINS` bins
     ternary: list[float]  # share of worker 0's values at −1, 0 and 1 times the scale
     averaged: list[float]  # share of both workers' averages at −1, −½, 0, ½ and 1 times the scale
-    shortened: float  # share of its length that worker 0's gradient loses by clipping
-    turned: float  # by how many degrees clipping turns it
+    shortened: float  # share of its norm that worker 0's gradient loses by clipping
+    turned: float  # the angle by which clipping turns it, in degrees
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ def histograms(layer: str, step: int, gradients: Sequence[torch.Tensor], *, seed
 
 
 def layers(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the weights of the last convolution, where there is one, and of the first fully connected layer."""
+    """Returns the weights of the last convolution, if any, and of the first fully connected layer."""
     weights = {name: each for name, each in model.named_parameters() if each.ndim > 1}
     convolutions = [name for name, each in weights.items() if each.ndim == 4]
     first = next(name for name, each in weights.items() if each.ndim == 2)
@@ -103,7 +103,7 @@ def layers(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class GradientsCell(RecipeCell, frozen=True, kw_only=True):
-    """A training of two workers, whose gradients are looked at `LOOKS` times."""
+    """A training of two workers with `LOOKS` samples of their gradients."""
 
     finding = GradientsFinding
 
@@ -124,7 +124,7 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
                     by_rank = [each for _, each in sorted(waiting.pop((step, name)).items())]
                     found.append(histograms(name, step, by_rank, seed=self.seed))
 
-        return train(self, on_progress, on_step=on_step).grown(GradientsFinding, histograms=found)
+        return train(self, on_progress, on_step=on_step).extended(GradientsFinding, histograms=found)
 
 
 def _cells(scale: Scale) -> Sequence[GradientsCell]:

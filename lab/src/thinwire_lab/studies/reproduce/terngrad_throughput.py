@@ -1,7 +1,7 @@
 """TernGrad's figure 5: throughput of three networks on up to 512 GPUs, by the paper's performance model (eq. 29, 30).
 
-Nothing is measured here. The paper gives neither the profiled seconds of one GPU nor the size of ternary gradients:
-single-GPU rates are published ones of the same cards, rates of links are nominal, and two sizes are shown.
+All figures are computed. The paper gives neither the profiled seconds of one GPU nor the size of ternary gradients:
+single-GPU speeds are published ones of the same cards, rates of links are nominal, and the table shows two sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _A_OVER_16 = 15.47 / 7.61
 
 
 class Cluster(NamedTuple):
-    """The parts of one of the two clusters; rates in bytes and images a second."""
+    """One of the two clusters; rates in bytes and images a second."""
 
     title: str
     gpu_bytes_per_s: float
@@ -48,7 +48,7 @@ _CLAIMS = (("ethernet", "alexnet", 8, 3.04), ("infiniband", "vggnet-a", 512, 2.0
 
 
 class ThroughputFinding(Finding, frozen=True, kw_only=True):
-    """Images a second for each number of GPUs in `GPUS`, by what is sent."""
+    """Images a second for each number of GPUs in `GPUS`, by kind of gradients."""
 
     images_per_s: dict[str, list[float]]
 
@@ -56,7 +56,6 @@ class ThroughputFinding(Finding, frozen=True, kw_only=True):
 class ThroughputCell(Cell, frozen=True, kw_only=True):
     """One network on one cluster."""
 
-    timed = False
     finding = ThroughputFinding
 
     network: str
@@ -74,8 +73,8 @@ def sent(network: str, what: str, gpus: int) -> tuple[float, float]:
     """Returns the bytes of an exchange within a machine, and between two.
 
     By the algorithm (§3.1 and §4.2) every GPU is a worker. Gradients travel as float32 within a machine; between
-    machines two bits go up and ⌈log₂(2N + 1)⌉ come down, and the last layer stays float32. The model has one size for
-    an exchange: their mean.
+    machines two bits travel up and ⌈log₂(2N + 1)⌉ down, and the last layer stays float32. The model takes the mean of
+    both as the size of an exchange.
     """
     sizes = [each.numel for each in architecture(network)]
     whole, last = sum(sizes), sum(sizes[-2:])

@@ -16,7 +16,7 @@ from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown
 from thinwire_lab.studies.reproduce.job_cells import Pair, TrainingCell, TrainingFinding, stand_in, train
 
 FLOATING, TERNARY = "fp32", "terngrad[last_layer=same]"
-"""In §4.1 the last layer is ternary like the others; that it stays in float is one of §4.2's changes for large nets."""
+"""In §4.1 the last layer is ternary, too; §4.2 keeps it in float for large networks."""
 LARGE = "terngrad"
 NAMES = {FLOATING: "floating", TERNARY: "TernGrad", LARGE: "TernGrad"}
 SCALED = (
@@ -32,7 +32,7 @@ _CURVE_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 60, "full": 2_400}
 
 
 class RecipeCell(TrainingCell, frozen=True, kw_only=True):
-    """A training by the paper's own recipe."""
+    """A training by the paper's recipe."""
 
     optimizer: str = "SGD"
     momentum: float = 0.9
@@ -41,7 +41,7 @@ class RecipeCell(TrainingCell, frozen=True, kw_only=True):
     final: float = 0.0
 
     def job(self, **more: Any) -> Job:
-        """Returns the run; momentum is of SGD alone."""
+        """Returns the run; only SGD has a momentum."""
         return super().job(**({} if self.optimizer == "SGD" else {"momentum": None}) | more)
 
 
@@ -52,7 +52,7 @@ class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
 
 
 class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
-    """A training whose zeros are counted; other entries use its run as a plain one."""
+    """A training with counted zeros; other entries use its run as a plain one."""
 
     finding = CurvesFinding
 
@@ -65,7 +65,7 @@ class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
                 values = torch.as_tensor(decode(coder.encode(gradient, key=coder.key(self.seed, "zeros", step))))
                 zeros.append(float((values == 0).float().mean()))
 
-        return train(self, on_progress, on_step=on_step).grown(CurvesFinding, zeros=zeros)
+        return train(self, on_progress, on_step=on_step).extended(CurvesFinding, zeros=zeros)
 
 
 def pair(scale: Scale) -> Pair:
@@ -77,7 +77,7 @@ def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
     shared: dict[str, Any] = {"model": model, "data": data, "steps": _STEPS[scale], "eval_steps": 0}
     return [
         RecipeCell(design=design, workers=workers, batch=_TOTAL_BATCH // workers, lr=rate, momentum=momentum, **shared)
-        for workers in _WORKERS[scale]  # many take long: what an interrupted study has made so far holds both rates
+        for workers in _WORKERS[scale]
         for momentum, rate in _RATES.values()
         for design in (FLOATING, TERNARY)
     ]
@@ -162,7 +162,7 @@ ADAM_SCALED = (
 _PAPER = ((128, 2, 300_000, 86.56, 85.64), (2048, 16, 18_750, 83.19, 82.80))
 _ADAM_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 64, "full": 800}  # of the small batch
 _DECAY = 0.004
-"""Of the authors' code, and there for the hidden fully connected layers alone; here for all matrices and filters."""
+"""From the authors' code, which decays the hidden fully connected layers alone; here for all matrices and filters."""
 
 
 def adam_pair(scale: Scale) -> Pair:

@@ -1,4 +1,4 @@
-"""3LC (Lim, Andersen, Kaminsky 2019): its tables and figures: measured accuracies, and modelled seconds (§4.3)."""
+"""3LC (Lim, Andersen, Kaminsky 2019): tables and figures, with measured accuracies and modelled seconds (§4.3)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Cell, Found, Scale, Shown, scaled
-from thinwire_lab.studies.reproduce.job_cells import MESSAGES, TimingCell, TrainingCell, TrainingFinding, stand_in
+from thinwire_lab.studies.reproduce.entry import Cell, Found, Scale, Shown, percent, scaled
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, TimingCell, TrainingCell, stand_in
 
 MULTIPLIERS = ("1.0", "1.5", "1.75", "1.9")
 LINKS = ("10mbit", "100mbit", "1gbit")
@@ -18,7 +18,7 @@ SCALED = (
     "The paper: ResNet-110 on CIFAR-10, 10 workers, 25,600 steps, one GPU each. A smaller model has another share of "
     "zeros, and few steps leave more to learn."
 )
-# One rate for all rows: at the recipe's 0.02 the largest multiplier does not train LeNet-5.
+# One learning rate for all rows: at the recipe's 0.02 the largest multiplier does not train LeNet-5.
 _RATE = {"lenet5": 0.01, "mlp": 0.02}
 _STEPS: dict[Scale, int] = {"tiny": 12, "quick": 500, "full": 8000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
@@ -43,13 +43,13 @@ def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> li
 
 
 def timings(designs: Sequence[str], scale: Scale, links: Sequence[str] = LINKS) -> list[TimingCell]:
-    """Returns the runs that seconds per step come from."""
+    """Returns the runs for seconds per step."""
     shared = _shared(scale) | {"steps": max(6, _STEPS[scale] // _SHORT)}
     return [TimingCell(design=design, link=link, **shared) for link in links for design in designs]
 
 
 def setting(found: Found) -> str:
-    """Returns in sentences what was run: seconds are of other runs than accuracies, and shorter ones."""
+    """Returns the setting in sentences; seconds come from other, shorter runs than accuracies."""
     runs = found.of(TrainingCell)
     first, finding = runs.first
     groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in runs.items())
@@ -75,7 +75,7 @@ PRINTED: dict[str, tuple[float, float, float, float]] = {
     "3lc[s=1.75]": (22.8, 9.04, 1.53, 93.51),
     "3lc[s=1.9]": (22.8, 9.22, 1.55, 93.10),
 }
-"""Of table 1, by design: speed-up at 10 Mbit/s, 100 Mbit/s and 1 Gbit/s, and accuracy in percent."""
+"""Table 1 by design: speed-up at 10 Mbit/s, 100 Mbit/s and 1 Gbit/s, and accuracy in percent."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 _DRAWN = ("fp32", "int8", "stoch3", "sparse5", "3lc[s=1.0]", "3lc[s=1.75]")
 _MODELLED = (
@@ -88,15 +88,11 @@ def _seconds(found: Found, design: str, link: str) -> float:
     return found.of(TimingCell).where(design=design, link=link).mean(lambda each: each.seconds_per_step)
 
 
-def _accuracy(finding: TrainingFinding) -> float:
-    return 100 * finding.accuracy
-
-
 def _show_table_1(found: Found) -> Shown:
     lines, runs = [], found.of(TrainingCell)
-    base = runs.where(design="fp32").mean(_accuracy)
+    base = runs.where(design="fp32").mean(percent)
     for design, (*speedups, printed) in PRINTED.items():
-        accuracy = runs.where(design=design).mean(_accuracy)
+        accuracy = runs.where(design=design).mean(percent)
         cells = []
         for link, speedup in zip(LINKS, speedups, strict=True):
             cells += [f"{speedup:g}", f"{_seconds(found, 'fp32', link) / _seconds(found, design, link):.2f}"]
@@ -114,14 +110,14 @@ def _show_table_1(found: Found) -> Shown:
 
 
 def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: str, found: Found) -> Shown:
-    """A panel for each link, accuracy over training time at every share of the steps, and a table of the same."""
+    """Returns a panel for each link, accuracy over training time at every share of the steps, and their table."""
     runs, panels, lines = found.of(TrainingCell), [], []
     budgets = sorted(runs.each("steps"))
     for link in links:
         series = []
         for design in designs:
             times = [steps * _seconds(found, design, link) for steps in budgets]
-            accuracies = [runs.where(design=design, steps=steps).mean(_accuracy) for steps in budgets]
+            accuracies = [runs.where(design=design, steps=steps).mean(percent) for steps in budgets]
             series.append(Series(label=design, x=times, y=accuracies))
             lines.append([f"{design}, {link}", *(f"{t:.3g} s" for t in times), *(f"{a:.2f}" for a in accuracies)])
         label = "training time (s), modelled"
@@ -200,7 +196,7 @@ def _show_figure_6(found: Found) -> Shown:
         setting=setting(found),
         tables=[Table(["pushes become larger than pulls after", "paper", "ours"], lines)],
         charts=[Chart(name="3lc-figure-6", caption="Compressed size per value by step.", panels=panels)],
-        notes=["The first step, whose pull is no average yet, is left out."],
+        notes=["The figure leaves out the first step, which pulls no average."],
     )
 
 
@@ -229,7 +225,7 @@ def _show_figure_4(found: Found) -> Shown:
 
 
 def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -> float | None:
-    """Returns the share of the run from which on pushes are larger than pulls to its end; None if they never are.
+    """Returns the share of the run after which pushes stay larger than pulls; None if they never are.
 
     >>> crossover([1, 1, 3, 3], [2, 2, 2, 2], windows=4), crossover([1, 1], [2, 2])
     (0.5, None)

@@ -1,4 +1,4 @@
-"""The accuracy that s = 1.75 loses to s = 1.0, beside the steps by which its residuals are late; not in 3LC's paper."""
+"""The accuracy that s = 1.75 loses to s = 1.0, and the lag of its residuals; not in 3LC's paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,0 @@
-"""Names of the files in the folder of a study."""
-
-RESULTS = "results.json"  # holds every run
-REPORT = "report.html"  # the page
