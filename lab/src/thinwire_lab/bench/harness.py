@@ -19,21 +19,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", ta
     """Base class of a cell's results."""
 
 
-def markdown(table: Table) -> str:
-    """Returns a table for a page of documentation.
-
-    >>> print(markdown(Table(["design", "ms"], [["3lc", "4.2"]], "Steps")))
-    Steps
-    <BLANKLINE>
-    | design | ms |
-    | --- | ---: |
-    | 3lc | 4.2 |
-    """
-    rule = ["---" if at < table.left else "---:" for at in range(len(table.header))]
-    lines = [f"| {' | '.join(each)} |" for each in (table.header, rule, *table.lines)]
-    return "\n".join(([table.title, ""] if table.title else []) + lines)
-
-
 C = TypeVar("C")
 F = TypeVar("F", bound=Figures)
 Column = tuple[str, Callable[[C, F], str]]
