@@ -35,7 +35,7 @@ from thinwire.errors import ProtocolError
 from thinwire.local.decoupled import LearnerTensor
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Quorum
-from thinwire.schema import Contribution, Join, Merged, Message, Welcome
+from thinwire.schema import Contribution, Join, Members, Merged, Message, Welcome
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.worker.decoupled import Learner
 from thinwire.worker.model import WorkerTensor
@@ -65,6 +65,7 @@ class LearnersWatch(Watch):
         self._members: dict[Shard, object] = {}
         self._died: dict[WorkerProcess, float] = {}
         self._ended: list[WorkerProcess] = []
+        self._live: dict[int, tuple[int, ...]] = {}
 
     # ---- shards
 
@@ -92,6 +93,13 @@ class LearnersWatch(Watch):
             if isinstance(effect, Send) and isinstance(effect.message, Welcome):
                 who = shard.owners[effect.peers[0]]
                 self._current[shard][who.rank] = who
+        # One event may drop several learners, with a merge after each: the next word on members is of that merge.
+        self._live, live = {}, None
+        for effect in reversed(effects):
+            if isinstance(effect, Send) and isinstance(effect.message, Members):
+                live = effect.message.ranks
+            elif isinstance(effect, Send) and live is not None:
+                self._live[id(effect.message)] = live
         super().answers(index, effects)
         if shard.core.plan is not None:
             looks = any(isinstance(each, Send) and has_looked(each.message) for each in effects)
@@ -172,7 +180,7 @@ class LearnersWatch(Watch):
         require(not told, "merged twice", f"{text}; told are also {told}")
         inbox.waiting.clear()
         inbox.until, inbox.late, inbox.last = None, None, now
-        live = shard.core._engine.members.ranks  # type: ignore[union-attr]
+        live = self._live.get(id(delta), shard.core._engine.members.ranks)  # type: ignore[union-attr]
         scale = np.float32(min(1.0, len(waiting) / max(1, len(live))))
         mean = mean_of([(each.values, shares[who]) for who, each in waiting.items()], self._policy.merge)
         return None if mean is None else mean * scale
