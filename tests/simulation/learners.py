@@ -37,6 +37,7 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Quorum
 from thinwire.schema import Contribution, Join, Members, Merged, Message, Welcome
 from thinwire.server.effects import Close, Effect, Send
+from thinwire.server.shard_state import Presence
 from thinwire.worker.decoupled import Learner
 from thinwire.worker.model import WorkerTensor
 
@@ -111,7 +112,10 @@ class LearnersWatch(Watch):
         for rank in shard.core._engine.members.ranks:  # type: ignore[union-attr]
             who = self._current[shard].get(rank)
             ended = who in inbox.newest and inbox.newest[who].ended
-            if who not in inbox.waiting and not ended and (now is None or not self._is_long_dead(who)):
+            # A training of a fixed number expects one that died before it began for as long as it takes.
+            expected = shard.core._min_workers is None and shard.core._presence.get(rank) is Presence.EXPECTED
+            given_up = now is not None and not expected and self._is_long_dead(who)
+            if who not in inbox.waiting and not ended and not given_up:
                 found.append(rank)
         return found
 

@@ -70,7 +70,8 @@ class Frame:
 
     Args:
         codec: the codec's id, as in `tw.codecs()`.
-        dtype, shape: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`; `()` for a 0-d tensor.
+        dtype: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`; `()` for a 0-d tensor.
+        shape: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`; `()` for a 0-d tensor.
         scales: the full-precision scalars that the codec sends beside the payload.
         flags: see `Flags`.
         payload: the codec's bytes, which the papers count.

@@ -32,7 +32,9 @@ class ThinwireCallback(WrappedModel, Callback):
     It also supports `ModelParallelStrategy` if the module's `configure_model` calls `fully_shard`.
 
     Args:
-        codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
+        codec: of `WrappedModel`, which describes `state` and `optimizer`, too.
+        telemetry: of `WrappedModel`.
+        **options: of `WrappedModel`.
 
     Example::
 

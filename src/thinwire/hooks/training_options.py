@@ -24,7 +24,10 @@ class TrainingOptions:
     """The keyword arguments of `tw.distribute` beyond its signature; all further ones belong to the codec.
 
     Args:
-        codec_down, min_numel, exclude, seed: as of `ExchangeOptions`; None: the design's.
+        codec_down: as of `ExchangeOptions`; None: the design's.
+        min_numel: as of `ExchangeOptions`; None: the design's.
+        exclude: as of `ExchangeOptions`; None: the design's.
+        seed: as of `ExchangeOptions`.
         compression: chooses each tensor's codec: a policy's name, or a policy that replaces codecs, `min_numel` and
             `exclude`.
         reduce: `mean` over the received gradients, or their `sum` (not if servers send weights or votes); see `Design`

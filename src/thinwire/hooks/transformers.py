@@ -42,7 +42,9 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
 
     Args:
         trainer: receives the callback.
-        codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
+        codec: of `WrappedModel`, which describes `state` and `optimizer`, too.
+        telemetry: of `WrappedModel`.
+        **options: of `WrappedModel`.
 
     Example::
 
