@@ -108,8 +108,9 @@ def test_race_compares_within_seeds_and_keeps_failed_runs(raced: Any) -> None:
 def test_race_to_loss_uses_best_learning_rates_and_whole_periods(raced: Any) -> None:
     paces = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
     bench, measured, ran = raced(paces, **TEXT | {"seeds": 2})
-    expected = [(0.002, 0, None), (0.004, 0, None), (0.004, 1, None), (0.004, 0, "10mbit")]
-    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == expected * 3
+    grid, edge = [(0.002, 0, None), (0.004, 0, None)], [(0.008, 0, None)]
+    others = [(0.004, 1, None), (0.004, 0, "10mbit")]
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == grid * 3 + edge * 3 + others * 3
     timed = {cell.hook: (cell.warmup, cell.steps, cell.eval_every) for cell in ran if cell.link}
     assert timed == {"none": (3, 40, 0), "local-sgd[h=4]": (4, 40, 0), "diloco[h=30,codec=fp32]": (30, 60, 0)}
     plain, local, uncoded = bench.standings(measured)
@@ -129,7 +130,7 @@ def test_race_to_loss_uses_best_learning_rates_and_whole_periods(raced: Any) -> 
 
 def test_race_to_loss_keeps_diverging_methods_without_times(raced: Any) -> None:
     bench, measured, ran = raced({"none": 2.0, "3lc[s=1.0]": -9.4}, **TEXT | {"rates": (0.004,), "steps": 16})
-    assert [cell.hook for cell in ran] == ["none", "none", "3lc[s=1.0]"]
+    assert [cell.hook for cell in ran] == ["none", "3lc[s=1.0]", "none"]
     lost = bench.standings(measured)[1]
     assert (lost.rate, lost.scores, lost.score) == (None, {}, None)
     assert bench.tables(measured)[0].lines[1][:4] == ["3lc[s=1.0]", "–", "failed", "–"]

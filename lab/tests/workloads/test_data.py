@@ -16,7 +16,7 @@ from thinwire_lab.workloads import data as registry
 from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.download import SOURCES
 from thinwire_lab.workloads.images import DIGITS, IDX_FILES, digits
-from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files
+from thinwire_lab.workloads.texts import CONTEXT, MIN_FILES, PYTHON, QUOTATIONS
 
 
 def _write(folder: Path) -> None:
@@ -132,7 +132,7 @@ def _library(folder: Path, modules: int = 30) -> list[bytes]:
 
 def test_text_windows_cover_the_text_with_next_bytes_as_targets(tmp_path: Path) -> None:
     texts = _library(tmp_path)
-    dataset = python_text(tmp_path)
+    dataset = PYTHON.load(tmp_path)
     train = b"".join(text for i, text in enumerate(texts) if i % 10)
     clipped = torch.tensor(list(train)).clamp(max=127)
     flat_x, flat_y = dataset.train_x.flatten(), dataset.train_y.flatten()
@@ -143,14 +143,17 @@ def test_text_windows_cover_the_text_with_next_bytes_as_targets(tmp_path: Path) 
     assert dataset.test_x[0].tolist() == [min(byte, 127) for byte in held_out[:CONTEXT]]
 
 
-def test_text_modules_are_alphabetical_without_build_settings(tmp_path: Path) -> None:
+def test_text_files_are_alphabetical_without_build_settings_and_indices(tmp_path: Path) -> None:
     _library(tmp_path)
     (tmp_path / "_sysconfigdata__linux.py").write_text("build_time_vars = {}")
     (tmp_path / "package").mkdir()
-    assert [path.name for path in source_files(tmp_path)] == [f"module{i:02}.py" for i in range(30)]
+    assert [path.name for path in PYTHON.paths(tmp_path)] == [f"module{i:02}.py" for i in range(30)]
+    for name in ("wisdom", "wisdom.dat", "wisdom.u8", "art"):
+        (tmp_path / name).write_text("One must learn by doing the thing.")
+    assert [path.name for path in QUOTATIONS.paths(tmp_path)] == ["art", "wisdom"]
 
 
 def test_text_without_sources_raises_data_error(tmp_path: Path) -> None:
-    _library(tmp_path, modules=MIN_MODULES - 1)
+    _library(tmp_path, modules=MIN_FILES - 1)
     with pytest.raises(DataError, match="19 Python modules, expected 20 or more"):
-        python_text(tmp_path)
+        PYTHON.load(tmp_path)

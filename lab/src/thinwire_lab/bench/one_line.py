@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="time limit; 0: all steps")
     parser.add_argument("--target", type=float, default=-1.0, help="end at this training loss")
     parser.add_argument("--lr", type=float, default=None)
+    parser.add_argument("--warm-up", type=float, default=None, help="share of the steps; by default the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -57,7 +58,8 @@ def main() -> None:
     data = args.data or ("python-text" if args.model in TEXT_MODELS else "digits")
     found = for_workers(recipe(args.model, data), ranks)
     batch = BATCHES.get(args.model, found.batch)
-    found = replace(found, batch=batch, lr=args.lr or found.lr, steps=args.steps)
+    warmup = found.warmup if args.warm_up is None else args.warm_up
+    found = replace(found, batch=batch, lr=args.lr or found.lr, warmup=warmup, steps=args.steps)
     made = training(found, data=data, rank=rank, workers=ranks, seed=args.seed)
 
     model, optimizer, report = made.model, made.optimizer, ""

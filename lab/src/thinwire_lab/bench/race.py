@@ -6,8 +6,9 @@ the target in several times the best time so far is stopped, and its time is a l
 
 Text models race to a held-out loss. A link changes the time of a step and not its result: a method trains in full on
 links without a limit, and a shorter run on each thin link gives its seconds per step (3LC §4.3). The first seed runs at
-every learning rate of the grid; other seeds and the links use the learning rate of the lowest loss. A timed run has
-whole periods between exchanges and no uncompressed beginning, so no method may begin late.
+every learning rate of the grid. While a method's best learning rate is the lowest or the highest of two or more, its
+grid grows by one beyond that. Other seeds and the links use the learning rate of the lowest loss. A timed run has whole
+periods between exchanges and no uncompressed beginning, so no method may begin late.
 """
 
 from __future__ import annotations
@@ -29,10 +30,21 @@ from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.hooks import HooksBench
 from thinwire_lab.bench.names import hook, last_line
 from thinwire_lab.bench.options import RACERS, RATES, RUNNERS, RaceOptions
-from thinwire_lab.bench.standings import Standing, best_rate, is_timed, last_loss, to_accuracy, to_loss
+from thinwire_lab.bench.standings import (
+    Standing,
+    best_rate,
+    beyond,
+    is_timed,
+    last_loss,
+    to_accuracy,
+    to_loss,
+    tried,
+)
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS
 
+MAX_RATES = 8
+"""A method's grid does not grow beyond this many learning rates."""
 HEADER = ("method", "lr", "by seed", "median", "beside none", "to target: steps", "bytes", "s", "of best other")
 
 
@@ -71,18 +83,29 @@ class Race(RaceOptions, HooksBench):
         return replace(super().cell(model, link, seed, name), target=None if self.to_loss else self.target_accuracy)
 
     def cells(self) -> list[HookCell]:
-        """Returns the runs; to a loss, a method's full runs come first, and `lr` None means the grid's best."""
+        """Returns the runs; to a loss, those at the learning rates of the grid."""
         if not self.to_loss:
             return super().cells()
-        return [each for model in self.models for name in self.hooks for each in self._of(model, name)]
+        full = [self.cell(model, "none", self.seed, name) for model in self.models for name in self.hooks]
+        return [replace(each, lr=rate) for each in full for rate in dict.fromkeys(self.rates)]
 
-    def _of(self, model: str, name: str) -> list[HookCell]:
-        full = self.cell(model, "none", self.seed, name)
+    def further(self, measured: Measured[HookCell, HookRun]) -> list[HookCell]:
+        """Returns the runs beyond the edge of a method's grid; then its other seeds and links, with `lr` None."""
+        if not self.to_loss:
+            return []
+        found: list[HookCell] = []
+        for model in self.models:
+            for name in self.hooks:
+                rate = beyond(tried(model, name, measured), best_rate(model, name, measured), MAX_RATES)
+                full = self.cell(model, "none", self.seed, name)
+                found += self._at_best(full) if rate is None else [replace(full, lr=rate)]
+        return found
+
+    def _at_best(self, full: HookCell) -> list[HookCell]:
         seeds = range(self.seed + 1, self.seed + self.seeds)
         short = timed(replace(full, steps=self.timed_steps, eval_every=0, eval_examples=1), periods=2)
-        links = [self.cell(model, link, self.seed, name).link for link in self.links]
+        links = [self.cell(full.model, link, self.seed, full.hook).link for link in self.links]
         return [
-            *(replace(full, lr=rate) for rate in dict.fromkeys(self.rates)),
             *(replace(full, lr=None, seed=seed) for seed in seeds),
             *(replace(short, lr=None, link=link) for link in dict.fromkeys(links)),
         ]

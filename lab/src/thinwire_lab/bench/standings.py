@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -154,13 +154,34 @@ def last_loss(run: HookRun) -> float:
 
 def best_rate(model: str, method: str, measured: Measured[HookCell, HookRun]) -> float | None:
     """Returns the learning rate of the grid with the lowest last loss; None if no run ended with a loss."""
-    grid = {
+    grid = tried(model, method, measured)
+    best = min(grid, key=lambda rate: grid[rate], default=None)
+    return None if best is None or math.isinf(grid[best]) else best
+
+
+def tried(model: str, method: str, measured: Measured[HookCell, HookRun]) -> dict[float, float]:
+    """Returns the last losses of a method by learning rate, of the first seed."""
+    return {
         cell.lr: last_loss(run)
         for cell, run in measured.items()
         if (cell.model, cell.hook) == (model, method) and cell.lr is not None
     }
-    best = min(grid, key=lambda rate: grid[rate], default=None)
-    return None if best is None or math.isinf(grid[best]) else best
+
+
+def beyond(grid: Collection[float], best: float | None, most: int) -> float | None:
+    """Returns the next learning rate beyond the edge at which the best stands; None if the best lies inside.
+
+    Example:
+        >>> beyond([2e-3, 4e-3], 4e-3, most=8), beyond([2e-3, 4e-3], 2e-3, most=8)
+        (0.008, 0.001)
+        >>> beyond([2e-3, 4e-3, 8e-3], 4e-3, most=8) is beyond([4e-3], 4e-3, most=8) is None
+        True
+    """
+    rates = sorted(grid)
+    if best is None or len(rates) < 2 or len(rates) >= most or best not in (rates[0], rates[-1]):
+        return None
+    inner = rates[1] if best == rates[0] else rates[-2]
+    return float(f"{best * best / inner:.4g}")
 
 
 def full_runs(model: str, method: str, measured: Measured[HookCell, HookRun]) -> dict[int, HookRun]:

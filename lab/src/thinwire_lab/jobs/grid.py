@@ -45,6 +45,10 @@ class Grid(ABC, Generic[C, F]):
     def measure(self, cell: C, before: Measured[C, F], tell: Tell) -> F:
         """Measures one cell, given the results so far."""
 
+    def further(self, measured: Measured[C, F]) -> Sequence[C]:
+        """Returns cells that depend on the results of those before them; all that are known, also measured ones."""
+        return ()
+
     def failed(self, figures: F) -> bool:
         """Returns whether a measurement failed; a continued grid repeats it."""
         return False
@@ -78,14 +82,17 @@ def run(
     tell: Tell = lambda text: None,
 ) -> None:
     """Measures the cells that `results` lacks, and puts every result into `measured` at once."""
-    cells = list(dict.fromkeys(grid.cells()))  # equal cells are measured once
-    if not cells:
+    waiting = dict.fromkeys(grid.cells())  # equal cells are measured once
+    if not waiting:
         raise ConfigError("there is nothing to measure: a list of names is empty")
-    for number, cell in enumerate(cells, start=1):
+    done: set[C] = set()
+    while waiting:
+        cell, number, total = next(iter(waiting)), len(done) + 1, len(done) + len(waiting)
+        done.add(cell)
         key = grid.key(cell)
         figures = results.find(key)
         if new := figures is None or grid.outdated(cell, figures, measured):
-            on_cell(number, len(cells), cell)
+            on_cell(number, total, cell)
             try:
                 figures = grid.measure(cell, measured, tell)
             except EngineError as error:
@@ -95,5 +102,7 @@ def run(
                 on_result(cell, figures)
         if figures is not None:
             measured[cell] = figures
-        if new or number == len(cells):
+        del waiting[cell]
+        waiting = waiting or {each: None for each in grid.further(measured) if each not in done}
+        if new or not waiting:
             results.save(grid.sections(measured))

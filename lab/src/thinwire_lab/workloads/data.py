@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
 from thinwire.names import parse_name
-from thinwire_lab.workloads import images, python_text
+from thinwire_lab.workloads import images
 from thinwire_lab.workloads.dataset import Dataset, part
+from thinwire_lab.workloads.texts import PYTHON, QUOTATIONS, Text
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 _in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
@@ -46,6 +47,11 @@ def _idx(name: str, description: str, or_else: str = "") -> _Source:
     return _Source(about, how, images.idx_files, partial(images.idx_dataset, name))
 
 
+def _text(text: Text, description: str) -> _Source:
+    about = f"{description}, 64 bytes of context, or what the recipe says"
+    return _Source(about, text.how, text.present, text.load, text.home, True)
+
+
 _SOURCES = {
     "digits": _Source(
         "handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
@@ -59,11 +65,8 @@ _SOURCES = {
         "thinwire inspect data --download cifar10",
         *(images.cifar_files, images.cifar10),
     ),
-    "python-text": _Source(
-        "source of this Python's standard library, 64 bytes of context, or what the recipe says",
-        "part of Python; Debian keeps it in libpython3-stdlib",
-        *(python_text.present, python_text.python_text, python_text.standard_library, True),
-    ),
+    "python-text": _text(PYTHON, "source of this Python's standard library"),
+    "quotations": _text(QUOTATIONS, "quotations in English"),
 }
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from thinwire.errors import ConfigError, guess
 from thinwire_lab.workloads.cifarnet import cifarnet
+from thinwire_lab.workloads.gated_transformer import GatedTransformer
 from thinwire_lab.workloads.lenet import lenet, lenet5
 from thinwire_lab.workloads.resnet import ResNet
 from thinwire_lab.workloads.transformer import ByteTransformer
@@ -64,8 +65,10 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     # About 1 and 10 million parameters, tied embeddings.
     "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
     "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
+    "byte-transformer-1m-untied": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, std=None),
+    "gated-transformer-1m": GatedTransformer,
 }
-TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-10m")
+TEXT_MODELS = tuple(name for name in _MODELS if "-transformer" in name)
 """Models of bytes, which train on text alone."""
 
 

@@ -21,7 +21,7 @@ from thinwire_lab.workloads.recipe import Recipe
 LAGGING_ABOVE = 1.75
 
 _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
-_TEXTS = ("python-text",)
+_TEXTS = ("python-text", "quotations")
 
 
 # The training of transformers at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
@@ -53,6 +53,7 @@ _RECIPES = (
 )
 # Models that derive their recipes from another model.
 _LIKE = {"lenet": "lenet5", "mlp-5m": "lenet5", "resnet20": "resnet110"}
+_LIKE |= dict.fromkeys(("byte-transformer-1m-untied", "gated-transformer-1m"), "byte-transformer-1m")
 
 # Rates for a sparsity multiplier above 1.75, where they differ: at the usual rate LeNet-5 ends at chance.
 _LAGGING_LR = {"lenet5": 0.01, "lenet": 0.01, "mlp-5m": 0.01, "byte-transformer": 0.0015}

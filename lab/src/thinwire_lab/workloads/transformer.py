@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """Predicts the next byte at every position."""
+    """Predicts the next byte at every position; `std` is of all initial matrices (GPT-2), None leaves PyTorch's own."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class ByteTransformer(nn.Module):
         layers: int = 2,
         heads: int = 4,
         tied: bool = False,
+        std: float | None = 0.02,
     ) -> None:
         super().__init__()
         if len(in_shape) != 1 or in_shape[0] < 1:
@@ -71,9 +72,9 @@ class ByteTransformer(nn.Module):
         self.head = nn.Linear(width, num_classes, bias=False)
         if tied:
             self.head.weight = self.embed.weight
-        for parameter in self.parameters():
+        for parameter in self.parameters() if std is not None else ():
             if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=std)
 
     def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""

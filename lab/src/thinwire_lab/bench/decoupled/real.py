@@ -25,7 +25,7 @@ from thinwire_lab.bench.harness import Figures, Tell
 from thinwire_lab.bench.rank_group import RankGroup
 from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs.cluster import SERVER, Links
-from thinwire_lab.workloads.python_text import CONTEXT
+from thinwire_lab.workloads.texts import CONTEXT
 
 QUIET_END = 0.8
 """No learner dies in the last fifth, so that all learners are back at the end."""
