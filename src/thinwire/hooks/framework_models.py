@@ -15,6 +15,7 @@ from thinwire.hooks.auto_checks import adapts
 from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.distribute import distribute
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.wrapping import is_sharded
 from thinwire.runtime.metrics import JsonLines
 
@@ -26,7 +27,8 @@ class WrappedModel:
         codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses the exchange, as
             `tw.distribute(model, optimizer)` does with one optimizer: for SGD, and for models that FSDP2 has sharded,
             gradients by `"auto"`; for adaptive optimizers such as AdamW, local updates or a plain all-reduce. A
-            training that resumes chooses anew, and with local updates from rank 0's weights and moments.
+            training that resumes chooses anew, and with local updates from rank 0's weights and moments. An option
+            `design="local-sgd[h=4]"` goes to `tw.distribute` in place of the choice.
         telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
             tenth step, and the losses that the framework logs.
         options: of the same functions, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`.
@@ -40,9 +42,10 @@ class WrappedModel:
 
     def __init__(self, codec: str | Codec | None, telemetry: str | Path | None, options: dict[str, Any]) -> None:
         self.state: ExchangeState | None = None
-        self.optimizer: AutoOptimizer | None = None
+        self.optimizer: AutoOptimizer | GroupOptimizer | None = None
         self._codec, self._telemetry, self._options = codec, telemetry, options
         self._model: weakref.ref[nn.Module] | None = None
+        self._replaced: torch.optim.Optimizer | None = None
 
     def _has_hook(self, model: nn.Module) -> bool:
         """Whether the state belongs to this wrapper, and not to an earlier one."""
@@ -68,14 +71,14 @@ class WrappedModel:
 
     def _distributes(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `tw.distribute` trains the model, and not a hook that codes gradients."""
-        return self._codec is None and not is_sharded(model) and adapts(optimizer)
+        return self._codec is None and not is_sharded(model) and ("design" in self._options or adapts(optimizer))
 
-    def _distribute(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> AutoOptimizer:
+    def _distribute(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> AutoOptimizer | GroupOptimizer:
         """Returns the replacement of an optimizer, without the framework's wrapper."""
         metrics = () if self._telemetry is None else (JsonLines(self._telemetry),)
         made = distribute(model, optimizer, metrics=metrics, **self._options)
-        assert isinstance(made, AutoOptimizer)
-        self.optimizer = made
+        assert isinstance(made, AutoOptimizer | GroupOptimizer)
+        self.optimizer, self._replaced = made, optimizer
         return made
 
     def _end_distribution(self) -> torch.optim.Optimizer | None:
@@ -84,4 +87,4 @@ class WrappedModel:
             return None
         self.optimizer.flush()
         self.optimizer.close()
-        return self.optimizer.inner
+        return self._replaced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import sys
 import types
 import warnings
@@ -178,9 +179,9 @@ def again(rank: int) -> list[tuple[str, int, float]]:
 
 
 def frameworks(rank: int) -> list[tuple[str, float, bool]]:
-    """The callbacks without a codec, with classes that imitate the frameworks."""
+    """The callbacks without a codec and with a design, with classes that imitate the frameworks."""
     found = []
-    for framework in ("transformers", "lightning.pytorch"):
+    for framework, design in itertools.product(("transformers", "lightning.pytorch"), ("auto", "local-sgd[h=3]")):
         model = DistributedDataParallel(mlp(0))
         inner = adamw(model)
         holder = SimpleNamespace(optimizer=inner)
@@ -190,11 +191,11 @@ def frameworks(rank: int) -> list[tuple[str, float, bool]]:
         with measured(LINKS["local-sgd[h=4]"]):
             if framework == "transformers":
                 names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
-                callback = stub(framework, *names).ThinwireCallback(trainer)
+                callback = stub(framework, *names).ThinwireCallback(trainer, design=design)
                 callback.on_train_begin(*args)
             else:
                 sys.modules["lightning"] = types.ModuleType("lightning")
-                callback = stub(framework, "Callback", "LightningModule", "Trainer").ThinwireCallback()
+                callback = stub(framework, "Callback", "LightningModule", "Trainer").ThinwireCallback(design=design)
                 callback.on_fit_start(trainer, model.module)
                 callback.on_train_start(trainer, model.module)
                 [holder.optimizer] = trainer.strategy.optimizers
@@ -205,7 +206,8 @@ def frameworks(rank: int) -> list[tuple[str, float, bool]]:
             else:
                 callback.on_train_end(trainer, model.module)
                 [holder.optimizer] = trainer.strategy.optimizers
-        found.append((callback.optimizer.chosen, spread(model.module), holder.optimizer is inner))
+        chosen = getattr(callback.optimizer, "chosen", type(callback.optimizer).__name__)
+        found.append((chosen, spread(model.module), holder.optimizer is inner))
     return found
 
 
@@ -340,7 +342,7 @@ def test_auto_scaler_compiled_model_and_several_optimizers_train(ranks: dict[str
     assert ranks["scaled"] == [("local-sgd[h=4]", 8, 0.0)] * 2, "its scale may differ, so that nothing is summed"
     assert ranks["compiled"] == [0.0, 0.0]
     assert ranks["again"] == [[(link, 9, 0.0) for link in ("local-sgd[h=4]", "plain all-reduce") for _ in range(2)]] * 2
-    assert ranks["frameworks"] == [[("local-sgd[h=4]", 0.0, True)] * 2] * 2
+    assert ranks["frameworks"] == [[(name, 0.0, True) for name in ("local-sgd[h=4]", "GroupOptimizer") * 2]] * 2
     for chosen, choice, apart in ranks["several"]:
         assert chosen == "plain all-reduce" and choice.startswith("auto: SGD and AdamW, link 1000 Gbit/s") and not apart
 
