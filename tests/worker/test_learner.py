@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -60,18 +61,23 @@ def test_one_learner_trains_as_it_would_alone(dtype: torch.dtype) -> None:
     assert torch.allclose(flat(model), flat(alone), atol=1e-6 if dtype == torch.float32 else 2e-2)
 
 
-class Two:
+class Two(ExitStack):
     """Two learners of one shard, in one thread: the script says who steps."""
 
-    def __init__(self, connect: Callable[[], Any], design: str) -> None:
-        self.models = [made(), made()]
+    def __init__(self, design: str) -> None:
+        super().__init__()
+        self.design, self.server = design, self.enter_context(MemoryServer(serving(ServerCore(min_workers=1))))
         self.data = [batches(0), batches(1)]
-        self.opts: list[Any] = []
-        for rank, model in enumerate(self.models):
-            adam = torch.optim.AdamW(model.parameters(), lr=3e-3)
-            self.opts.append(
-                tw.distribute(model, adam, server=connect(), rank=rank, workers=2, design=design, timeout=20)
-            )
+        self.models, self.opts = dict[int, nn.Sequential](), dict[int, Any]()
+        for rank in range(2):
+            self.join(rank)
+        self.callback(lambda: [opt.close() for opt in self.opts.values()])
+
+    def join(self, rank: int) -> None:
+        model = self.models[rank] = made()
+        adam = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        where: dict[str, Any] = {"server": self.server.connect(), "rank": rank, "workers": 2}
+        self.opts[rank] = tw.distribute(model, adam, design=self.design, timeout=20, **where)
 
     def step(self, rank: int, times: int = 1) -> None:
         for _ in range(times):
@@ -83,8 +89,7 @@ class Two:
 
 
 def test_learner_counts_no_progress_twice_and_loses_none() -> None:
-    with MemoryServer(serving(ServerCore(min_workers=1))) as server:
-        two = Two(server.connect, f"decoupled[h=4,fragments=1,quorum=2,grace=0.0,{EXACT}]")
+    with Two(f"decoupled[h=4,fragments=1,quorum=2,grace=0.0,{EXACT}]") as two:
         start = two.shared(0)
         two.step(0, 4)
         progress = flat(two.models[0]) - start
@@ -100,51 +105,34 @@ def test_learner_counts_no_progress_twice_and_loses_none() -> None:
         two.step(1, 4)
         two.opts[0].sync()
         assert torch.allclose(flat(two.models[0]) - two.shared(0), private, atol=1e-6), "and no version changes it"
-        for opt in two.opts:
-            opt.close()
 
 
 def test_step_takes_no_version_that_has_not_come() -> None:
-    with MemoryServer(serving(ServerCore(min_workers=1))) as server:
-        two = Two(server.connect, "decoupled[h=4,quorum=2,grace=100.0]")
+    with Two("decoupled[h=4,quorum=2,grace=100.0]") as two:
         two.step(0, 40)
         assert two.opts[0].steps_done == 40 and two.opts[0].last_merge is None, "below the quorum it goes on"
         two.step(1, 4)
         two.opts[0].sync()
         assert getattr(two.opts[0].last_merge, "ranks", None) == (0, 1)
-        for opt in two.opts:
-            opt.close()
 
 
 def test_learner_that_comes_back_contributes_after_h_steps() -> None:
-    with MemoryServer(serving(ServerCore(min_workers=1))) as server:
-        two = Two(server.connect, "decoupled[h=4,fragments=2,quorum=1,grace=0.0]")
+    with Two("decoupled[h=4,fragments=2,quorum=1,grace=0.0]") as two:
         two.step(0, 8)
         two.opts[1].close()
         version = two.opts[0].last_merge.version
-        model = made()
-        back = tw.distribute(
-            *(model, torch.optim.AdamW(model.parameters())),
-            server=server.connect(),
-            rank=1,
-            workers=2,
-            design="decoupled[h=4,fragments=2,quorum=1,grace=0.0]",
-        )
-        two.models[1], two.opts[1] = model, back
-        assert torch.equal(flat(model), two.shared(0)), "it begins with the shared parameters"
+        two.join(1)
+        assert torch.equal(flat(two.models[1]), two.shared(0)), "it begins with the shared parameters"
         two.step(1, 3)
         two.opts[0].sync()
         assert two.opts[0].last_merge.version == version
         two.step(1)
         two.opts[0].sync()
         assert two.opts[0].last_merge.version == version + 1
-        for opt in two.opts:
-            opt.close()
 
 
 def test_nan_drops_a_learner_s_progress_alone() -> None:
-    with MemoryServer(serving(ServerCore(min_workers=1))) as server:
-        two = Two(server.connect, "decoupled[h=4,quorum=1,grace=0.0]")
+    with Two("decoupled[h=4,quorum=1,grace=0.0]") as two:
         two.step(0, 3)
         with torch.no_grad():
             two.models[0][0].weight[0, 0] = math.nan  # type: ignore[operator]
@@ -155,8 +143,6 @@ def test_nan_drops_a_learner_s_progress_alone() -> None:
         two.step(0, 4)
         two.opts[1].sync()
         assert two.opts[1].last_merge.ranks == (0,) and torch.isfinite(two.shared(1)).all()
-        for opt in two.opts:
-            opt.close()
 
 
 @pytest.mark.parametrize("examples", [0, -1.0, math.nan, math.inf, "many"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire_lab.bench.decoupled.learning import Learning
+from thinwire_lab.bench.decoupled.learner import Learning
 from thinwire_lab.bench.decoupled.losses import train
 from thinwire_lab.bench.decoupled.real import run
 from thinwire_lab.bench.decoupled.study import DecoupledBench

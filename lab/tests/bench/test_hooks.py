@@ -38,7 +38,7 @@ def run_installed(rank: int, hooks: list[str]) -> list[tuple[list[torch.Tensor],
     nn.functional.cross_entropy(alone(x), y).backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
         model = DistributedDataParallel(mlp(), bucket_cap_mb=100)
-        install(model, HookCell(hook=hook))
+        install(model, hook, 0)
         nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         reduced = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         found.append(([p.grad.clone() for p in alone.parameters() if p.grad is not None], reduced))

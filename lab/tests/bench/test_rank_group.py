@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,9 +58,9 @@ def test_rank_group_spreads_ranks_over_hosts(monkeypatch: pytest.MonkeyPatch) ->
     with RankGroup([Place], hosts=["one", "two"]) as group:
         start = group.engine.start
 
-        def noted(name: str, argv: list[str], *, host: str | None) -> None:
+        def noted(name: str, argv: list[str], *, host: str | None, **more: Any) -> None:
             started.append((name, host))
-            start(name, argv, host=host)
+            start(name, argv, host=host, **more)
 
         monkeypatch.setattr(group.engine, "start", noted)
         group.start([Rank(rank=rank, **group.where) for rank in range(4)], command)

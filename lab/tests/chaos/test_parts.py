@@ -10,7 +10,7 @@ from lab.tests.jobs.outcomes import worker_outcome
 from thinwire.runtime.journal import Joined, Took
 from thinwire_lab.chaos.audit import Returns
 from thinwire_lab.chaos.faults import DURATIONS_S, KINDS, draw
-from thinwire_lab.chaos.outcome import ends
+from thinwire_lab.chaos.trials import ends
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
 

@@ -12,9 +12,9 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire_lab.bench.harness import Tell
 from thinwire_lab.chaos.faults import Fault
-from thinwire_lab.chaos.outcome import Outcome, Sample, growth
+from thinwire_lab.chaos.stage import Sample
 from thinwire_lab.chaos.storms import PEACE, Storms, check_returns, exchanges
-from thinwire_lab.chaos.trials import Trial
+from thinwire_lab.chaos.trials import Outcome, Trial, growth
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.grid import Measured, run
 from thinwire_lab.jobs.job import Job

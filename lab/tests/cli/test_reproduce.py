@@ -11,9 +11,10 @@ import pytest
 
 from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
 from tests.cli.commands import Result
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.studies.reproduce import catalog
 from thinwire_lab.studies.reproduce.catalog import CATALOG
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale
+from thinwire_lab.studies.reproduce.entry import Scale
 
 Command = Callable[..., Result]
 
@@ -29,11 +30,9 @@ def test_reproduce_list_names_all_entries(command: Command, tmp_path: Path) -> N
 def test_reproduce_shows_runs_and_explains_how_to_continue(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    toss_study = entry().study
-    assert toss_study is not None
-    chosen = [replace(entry(), study=replace(toss_study, cells=_interrupted))]
+    chosen = [replace(entry(), cells=_interrupted)]
     monkeypatch.setattr(catalog, "entries", lambda what: chosen)
-    monkeypatch.setattr(catalog, "finding_kinds", lambda: list(toss_study.kinds))
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: list(entry().kinds))
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
     result = command(*asked)
     assert result.status == 130
@@ -44,7 +43,7 @@ def test_reproduce_shows_runs_and_explains_how_to_continue(
     chosen[:] = [entry()]
     result = command(*asked, "--json", tmp_path / "shown.json")
     assert (result.status, result.err) == (0, "")
-    assert "1/2 toss 0" in result.out and "</script> is text" in result.out and "report.html" in result.out
+    assert "1/2  toss 0" in result.out and "</script> is text" in result.out and "report.html" in result.out
     [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
     assert (shown["id"], shown["title"]) == ("3lc-figure-99", entry().title)
     assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
@@ -74,5 +73,5 @@ def _interrupted(scale: Scale) -> list[Toss]:
 
 
 class Interrupting(Toss, frozen=True, kw_only=True, tag="Toss"):
-    def run(self, on_progress: OnProgress) -> Tossed:
+    def run(self, tell: Tell) -> Tossed:
         raise KeyboardInterrupt

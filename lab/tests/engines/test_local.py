@@ -16,7 +16,6 @@ from thinwire.engines.events import Event, Restarted
 from thinwire.errors import EngineError
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
-from thinwire_lab.studies.reproduce.mps_processes import Sampler
 
 
 class Step(Event, frozen=True, kw_only=True):
@@ -188,17 +187,3 @@ def end_launcher(signum: signal.Signals, asked: Path) -> None:
         assert "KeyboardInterrupt" in complaint
     else:
         assert launcher.returncode == -signum
-
-
-def test_sampler_samples_until_its_block_ends() -> None:
-    def seen_s() -> float:
-        return sampler.samples[-1].processor_s["own"] - sampler.samples[0].processor_s["own"] if sampler.samples else 0
-
-    with Sampler({"own": os.getpid()}, interval_s=0.02) as sampler:
-        end = time.process_time() + 30  # on a busy machine the sampler's thread may be late
-        while seen_s() < 0.05 and time.process_time() < end:
-            pass
-    count = len(sampler.samples)
-    assert count > 1 and seen_s() >= 0.05
-    time.sleep(0.06)
-    assert len(sampler.samples) == count

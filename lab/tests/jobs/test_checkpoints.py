@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.tests.jobs.workers import run_workers
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.serving import serving
 from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 from thinwire_lab.cli.worker import rejoining
 from thinwire_lab.jobs.checkpoints import KIND, RunCheckpoints, WorkerCheckpoint
 from thinwire_lab.jobs.events import Checkpointed
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
-from thinwire_lab.jobs.training import run_worker
 
 STEPS, EVERY, STOP = 9, 2, 4
 
@@ -42,36 +40,16 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
             checkpointer.resume(step)
         checkpointers.append(checkpointer)
         servers.append(MemoryServer(serving(core, checkpointer=checkpointer)))
-    results: list[Any] = [None] * job.workers
-    # torch has one random generator in a process, and models are built with it: worker 0, which sends the
-    # initial weights, builds its model before other threads use the generator.
-    built = threading.Event()
 
-    def connections() -> list[str | Connection]:
-        built.set()
-        return [server.connect() for server in servers]
+    def report(event: Event) -> None:
+        if isinstance(event, Checkpointed) and event.step == stop:
+            raise Stopped
 
-    def work(rank: int) -> None:
-        def report(event: Event) -> None:
-            if isinstance(event, Checkpointed) and event.step == stop:
-                raise Stopped
+    def own(rank: int) -> dict[str, Any]:
+        path, every, resume = checkpoints.worker(rank), checkpoints.every, checkpoints.resume
+        return {"report": report, "checkpoint": WorkerCheckpoint(path=path, every=every, resume=resume, step=step)}
 
-        mine = WorkerCheckpoint(
-            path=checkpoints.worker(rank), every=checkpoints.every, resume=checkpoints.resume, step=step
-        )
-        try:
-            if rank:
-                built.wait()
-            results[rank] = run_worker(job, rank=rank, servers=connections, report=report, checkpoint=mine)
-        except BaseException as error:
-            results[rank] = error
-            built.set()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = run_workers(job, lambda: [server.connect() for server in servers], own)
     for server in servers:
         server.stop()
     for each in checkpointers:

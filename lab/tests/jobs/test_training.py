@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.tests.jobs.workers import run_workers
 from thinwire.engines.events import Event
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -20,7 +20,6 @@ from thinwire.transports.memory import MemoryServer
 from thinwire_lab.jobs.events import Accuracy
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
-from thinwire_lab.jobs.training import run_worker
 from thinwire_lab.workloads.evaluate import evaluate
 
 torch.set_num_threads(1)
@@ -36,38 +35,21 @@ def train(
         server = memory = MemoryServer(serving(core))
     else:
         server = grpc_server.serve(serving(core), "127.0.0.1:0")
-    # torch has one random generator in a process, and models are built with it: worker 0, which sends the
-    # initial weights, builds its model before other threads use the generator.
-    built = threading.Event()
 
-    def servers() -> list[str | Connection]:
-        built.set()
+    def connect() -> list[str | Connection]:
         return [memory.connect() if transport == "memory" else f"grpc://{server.address}"]
 
-    outcomes: dict[int, WorkerOutcome] = {}
     events: list[Event] = []
-    failures: list[BaseException] = []
-
-    def work(rank: int) -> None:
-        try:
-            if rank:
-                built.wait()
-            now = clocks[rank] if clocks else time.perf_counter
-            outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append, now=now)
-        except BaseException as error:
-            failures.append(error)
-            built.set()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
+    times = clocks or [time.perf_counter] * job.workers
     with server:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+        results = run_workers(job, connect, lambda rank: {"report": events.append, "now": times[rank]})
+    outcomes = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        outcomes.append(result)
     assert core.finished
-    return [outcomes[rank] for rank in range(job.workers)], events
+    return outcomes, events
 
 
 def test_training_result_depends_on_the_seed_not_the_transport() -> None:

@@ -8,7 +8,7 @@ from lab.tests.jobs.outcomes import run_outcome
 from thinwire.presentation.charts import to_svg
 from thinwire_lab.jobs.outcome import CurvePoint
 from thinwire_lab.studies.compare_page import curves
-from thinwire_lab.studies.deviation import deviation, spread
+from thinwire_lab.studies.compare_rows import deviation, spread
 
 
 def test_one_seed_and_infinite_values_have_no_deviation() -> None:

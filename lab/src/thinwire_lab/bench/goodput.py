@@ -119,17 +119,14 @@ class Decoupled:
             self._agenda.advance()
             if (at := self._core.merges_at) is not None and at != self._merges_at:
                 self._merges_at = at
-                self._at(max(at, self.time), lambda: self._do(self._core.merge_due()))
+                self._agenda.note(max(at, self.time), lambda now_s: self._do(self._core.merge_due()))
         possible = sum(self.cell.seconds / learner.step_s for learner in self.learners)
         return float(np.mean(self._core.state_dict()["steps"]["examples"])) / possible
-
-    def _at(self, time: float, event: Callable[[], None]) -> None:
-        self._agenda.note(time, lambda now_s: event())
 
     def _later(self, learner: Learner, delay: float, event: Callable[[], None]) -> None:
         """Calls an event of a learner's process, unless the process is dead by then."""
         life = learner.life
-        self._at(self.time + delay, lambda: event() if learner.life == life else None)
+        self._agenda.call_later(delay, lambda: event() if learner.life == life else None)
 
     def _join(self, learner: Learner) -> None:
         learner.peer, learner.began, learner.sent = next(self._peers), self.time, [0] * FRAGMENTS
@@ -164,8 +161,8 @@ class Decoupled:
         self.failures += 1
         learner.life += 1
         peer = learner.peer
-        self._at(self.time + NOTICED_S, lambda: self._do(self._core.closed(peer, "it died")))
-        self._at(self.time + max(NOTICED_S, self.cell.restart_s), lambda: self._join(learner))
+        self._agenda.call_later(NOTICED_S, lambda: self._do(self._core.closed(peer, "it died")))
+        self._agenda.call_later(max(NOTICED_S, self.cell.restart_s), lambda: self._join(learner))
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -243,15 +240,7 @@ class GoodputBench(GoodputOptions, Bench[GoodputCell, GoodputRun]):
 
     def cells(self) -> list[GoodputCell]:
         return [
-            GoodputCell(
-                learners=learners,
-                mtbf_s=60 * minutes,
-                restart_s=self.restart_s,
-                h=self.h,
-                grace_s=self.grace_s,
-                seconds=60 * self.minutes,
-                seed=self.seed,
-            )
+            self.filled(GoodputCell, learners=learners, mtbf_s=60 * minutes, seconds=60 * self.minutes)
             for learners in self.learners
             for minutes in self.mtbf_minutes
         ]

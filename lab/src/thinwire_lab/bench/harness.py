@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +22,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", ta
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Figures)
+D = TypeVar("D")
 Column = tuple[str, Callable[[C, F], str]]
 """A title, and the text of a cell and its result."""
 
@@ -39,6 +41,11 @@ class Bench(Grid[C, F], Generic[C, F]):
     forms: ClassVar[Mapping[str, str]] = {}
     left: ClassVar[int] = 1
     serves: bool = False
+
+    def filled(self, kind: Callable[..., D], **own: Any) -> D:
+        """Returns a dataclass whose fields have the values of the options with their names, or their `own`."""
+        shared = {each.name: getattr(self, each.name) for each in fields(cast(Any, kind)) if hasattr(self, each.name)}
+        return kind(**shared | own)
 
     def compared(self, cell: C, measured: Measured[C, F]) -> dict[str, float | None]:
         """Returns a cell's ratios to other cells, by title; None while those are missing."""
@@ -81,10 +88,10 @@ def median(runs: Sequence[F], name: str) -> float:
 
 
 def column(title: str, name: str, form: str = "{:.2f}") -> Column[Any, Any]:
-    """Returns a column of one figure in the form of `str.format`; – where it is None."""
+    """Returns a column of one figure in the form of `str.format`; – where it is None or missing."""
 
     def text(_cell: Any, run: Figures) -> str:
-        value = getattr(run, name)
+        value = getattr(run, name, None)
         return "–" if value is None else form.format(value)
 
     return title, text

@@ -17,7 +17,6 @@ from itertools import pairwise
 from msgspec import UNSET
 
 from thinwire.engines.events import Event, Listening
-from thinwire.engines.roles import START_TIMEOUT_S, own_command
 from thinwire.errors import EngineError, ThinwireError
 from thinwire_lab.bench.cells import SILENCE_S, Ended, HookCell, HookRank, Scored, Stepped, Stopped, Warm, rank_command
 from thinwire_lab.bench.courses import Course
@@ -25,7 +24,6 @@ from thinwire_lab.bench.courses import course as course_of
 from thinwire_lab.bench.harness import Figures, Tell
 from thinwire_lab.bench.names import hook
 from thinwire_lab.bench.rank_group import RankGroup
-from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.starters import Starter
 from thinwire_lab.jobs.cluster import SERVER, Links, choose_links
@@ -110,7 +108,7 @@ class _Run:
         hosts = [f"host {number}" for number in range(self.cell.hosts)] if links.shaping == "kernel" else []
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
         with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
-            server = _start_server(group.engine, private=bool(hosts)) if served else None
+            server = group.start_server() if served else None
             group.start([HookRank(cell=self.cell, rank=rank, server=server, **group.where) for rank in ranks], command)
             self._follow(group, course)
 
@@ -184,10 +182,3 @@ class _Run:
             shaping=links.shaping,
             report=next((each.report for each in ended if each.report), ""),
         )
-
-
-def _start_server(engine: LocalEngine, *, private: bool) -> str:
-    """Starts a parameter server, in a `private` network without credentials; returns its address."""
-    serving = own_command("server", "--listen", engine.listen_at(SERVER), *(["--insecure"] if private else []))
-    engine.start(SERVER, [*serving, "--events"], host=SERVER if private else None)
-    return f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"

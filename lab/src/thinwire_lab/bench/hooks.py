@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
@@ -36,13 +35,9 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
 
     def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
         """Returns one run."""
-        own: dict[str, Any] = {
-            each.name: getattr(self, each.name) for each in fields(HookCell) if hasattr(self, each.name)
-        }
         rate = None if link in ("none", "unlimited") else link
         data = self.data or (TEXT if model in TEXT_MODELS else IMAGES)
-        mine = {"hook": name, "model": model, "link": rate, "seed": seed, "data": data}
-        return HookCell(**own | mine)
+        return self.filled(HookCell, hook=name, model=model, link=rate, seed=seed, data=data)
 
     def clocked(self, cell: HookCell) -> HookCell:
         """Returns the run that measures seconds per step."""

@@ -55,8 +55,7 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
             raise ConfigError(f"a process's memory is read from {STATUS}, which only Linux has")
 
     def cells(self) -> list[MemoryCell]:
-        small, large = self.layers
-        return [MemoryCell(method=name, ranks=self.ranks, layers=(small, large), seed=self.seed) for name in self.hooks]
+        return [self.filled(MemoryCell, method=name, layers=tuple(self.layers)) for name in self.hooks]
 
     def measure(self, cell: MemoryCell, before: Measured[MemoryCell, MemoryRun], tell: Tell) -> MemoryRun:
         small, large = (self._held(cell, layers) for layers in cell.layers)

@@ -20,8 +20,8 @@ from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
 from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.designs import Design
-from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.names import POWERSGD, hook
+from thinwire_lab.bench.options import ALONE
 from thinwire_lab.jobs.training_loop import weights_digest
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ class Method:
 
 
 class Hooked(Method):
-    """DDP with the cell's hook."""
+    """DDP with a hook."""
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, cell: HookCell) -> None:
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, name: str, seed: int) -> None:
         # With more than one bucket PowerSGD aborts or hangs on gloo.
-        model = DistributedDataParallel(module, bucket_cap_mb=ONE_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
+        model = DistributedDataParallel(module, bucket_cap_mb=ONE_BUCKET_MB if name.startswith(POWERSGD) else None)
         super().__init__(model, optimizer)
-        self._state = install(model, cell)
+        self._state = install(model, name, seed)
 
     def report(self) -> str:
         return "" if self._state is None else str(ddp.report(self._state))
@@ -141,14 +141,32 @@ class Sharded(Method):
         super().close()
 
 
-def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState | None:
-    """Registers the cell's hook. Returns our state where it is ours."""
-    named = hook(cell.hook)
+def method(
+    name: str,
+    module: nn.Module,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    seed: int,
+    server: str | None = None,
+) -> Method:
+    """Returns the method of a name; `optimizer` makes the optimizer of the model, sharded or not."""
+    if name == ALONE:
+        return Method(module, optimizer(module))
+    named = hook(name)
+    if named.sharded is not None:
+        return Sharded(module, optimizer, name, seed)
+    if named.design is not None:
+        return Distributed(module, optimizer(module), named.design, seed, server)
+    return Hooked(module, optimizer(module), name, seed)
+
+
+def install(model: DistributedDataParallel, name: str, seed: int) -> ddp.ThinwireState | None:
+    """Registers a hook. Returns our state where it is ours."""
+    named = hook(name)
     if named.codec is not None:
         # The link is not thin yet, so a measurement of it would mislead.
-        return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
+        return ddp.compress(model, named.codec, start_step=named.start_step, seed=seed, measure_link=False)
     if named.auto is not None:
-        return ddp.compress(model, AUTO, start_step=named.start_step, seed=cell.seed, measure_link=False, **named.auto)
+        return ddp.compress(model, AUTO, start_step=named.start_step, seed=seed, measure_link=False, **named.auto)
     if named.id == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif named.id == "bf16":

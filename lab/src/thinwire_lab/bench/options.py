@@ -137,3 +137,25 @@ class GoodputOptions:
     h: int = 24
     grace_s: float = 1.0
     seed: int = 0
+
+
+PARTS = ("goodput", "deaths", "loss")
+"""The parts of the study of decoupled learners."""
+
+
+@dataclass(kw_only=True)
+class DecoupledOptions:
+    """The options of `DecoupledBench`."""
+
+    parts: Sequence[str] = PARTS
+    design: str = "decoupled[h=24]"
+    rivals: Sequence[str] = ("diloco[h=24]", "streaming-diloco[h=24]")
+    model: str = "byte-transformer-1m"
+    lr: float | None = None
+    seconds: float = 120.0
+    steps: int = 480
+    pace_s: float = 0.3
+    kill_every_s: float = 20.0
+    link: str = "10mbit"
+    seeds: int = 3
+    eval_examples: int = 512

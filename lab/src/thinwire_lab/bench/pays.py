@@ -80,16 +80,9 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     def cells(self) -> list[SweptMethod]:
         links = ",".join(str(parse_rate(link)) for link in self.links)
         return [
-            SweptMethod(
-                model=model,
-                method=name,
-                data=TEXT if model in TEXT_MODELS else self.data,
-                links=links,
-                ranks=self.ranks,
-                seconds=self.seconds,
-                seed=self.seed,
-            )
+            self.filled(SweptMethod, model=model, method=name, data=data, links=links)
             for model in self.models
+            for data in [TEXT if model in TEXT_MODELS else self.data]
             for name in self.methods
         ]
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from thinwire.engines.events import Event
+from thinwire.engines.events import Event, Listening
+from thinwire.engines.roles import START_TIMEOUT_S, own_command
 from thinwire.transports.links import Rate
 from thinwire_lab.bench.cells import STOPPED, WARM, Gates, Rank, rank_command
 from thinwire_lab.engines.local import LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Fabric
 from thinwire_lab.engines.starters import Starter
+from thinwire_lab.jobs.cluster import SERVER
 
 PORT = 29400
 """The rendezvous's port in a fabric."""
@@ -57,11 +59,18 @@ class RankGroup(ExitStack):
         """The fields of a role that its group decides."""
         return {"master": self.master, "gate": self.gate}
 
-    def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = rank_command) -> None:
+    def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = rank_command, *, restarts: int = 0) -> None:
         """Starts all ranks, spread evenly over the hosts."""
         for rank, role in enumerate(roles):
             host = self._hosts[rank * len(self._hosts) // len(roles)] if self._hosts else None
-            self.engine.start(f"rank {rank}", command(role), host=host)
+            self.engine.start(f"rank {rank}", command(role), host=host, restarts=restarts)
+
+    def start_server(self, *options: str) -> str:
+        """Starts a parameter server, in a fabric without credentials; returns its address."""
+        private = ["--insecure"] if self._fabric else []
+        serving = own_command("server", "--listen", self.engine.listen_at(SERVER), *options, *private, "--events")
+        self.engine.start(SERVER, serving, host=SERVER if self._fabric else None)
+        return f"grpc://{self.engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
 
     def begin(self, rate: Rate | None) -> None:
         """Starts the clock after the warm-up: thin links, then the count of bytes, then the gate."""
@@ -83,7 +92,7 @@ class RankGroup(ExitStack):
             self._fabric.set_rates(dict.fromkeys(self._fabric.addresses, rate))
 
     def sent(self) -> int | None:
-        """Returns the kernel's count of bytes that all ranks sent since `begin`; None without a fabric."""
+        """Returns the kernel's count of bytes that the ranks' hosts sent since `begin`; None without a fabric."""
         return None if self._before is None else self._total_sent() - self._before
 
     def _total_sent(self) -> int:

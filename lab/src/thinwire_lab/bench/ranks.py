@@ -25,22 +25,21 @@ from thinwire_lab.bench.cells import (
     Held,
     HookCell,
     HookRank,
-    MemoryCell,
     MemoryRank,
-    Rank,
     Scored,
     Stepped,
     Stopped,
     Warm,
 )
-from thinwire_lab.bench.methods import Distributed, Hooked, Method, Sharded
-from thinwire_lab.bench.names import SHARDED, hook
-from thinwire_lab.bench.options import ALONE
+from thinwire_lab.bench.decoupled.learner import LearnerRank, play
+from thinwire_lab.bench.methods import Method
+from thinwire_lab.bench.methods import method as find_method
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.evaluate import evaluate
 from thinwire_lab.workloads.recipe import build_optimizer, schedule
 from thinwire_lab.workloads.training import Training, training
 
+AnyRank = HookRank | MemoryRank | LearnerRank
 Report = Callable[[Event], None]
 
 _ALONE_STEPS = 6
@@ -50,9 +49,11 @@ _WIDTH = 1024
 _MMAP_THRESHOLD, _MMAP_NBYTES = -3, 128 * 1024  # malloc.h
 
 
-def run(role: Rank, report: Report) -> None:
-    """Joins the process group of all ranks, on one thread, and trains as one of them."""
-    assert isinstance(role, HookRank | MemoryRank)
+def run(role: AnyRank, report: Report) -> None:
+    """Trains as a learner; or joins the process group of all ranks, on one thread, and trains as one of them."""
+    if isinstance(role, LearnerRank):
+        play(role, report)
+        return
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -82,13 +83,7 @@ def train(role: HookRank, report: Report) -> None:
     tested = held_out(made.dataset, cell.eval_examples)
     dist.barrier()
     alone = _cpu_alone(made.copy())
-    named = hook(cell.hook)
-    if named.sharded is not None:
-        method: Method = Sharded(made.model, partial(build_optimizer, recipe=made.recipe), cell.hook, cell.seed)
-    elif named.design is not None:
-        method = Distributed(made.model, made.optimizer, named.design, cell.seed, role.server)
-    else:
-        method = Hooked(made.model, made.optimizer, cell)
+    method = find_method(cell.hook, made.model, partial(build_optimizer, recipe=made.recipe), cell.seed, role.server)
     step = _training(made, method)
     for number in range(cell.warmup):
         step(number)
@@ -190,7 +185,7 @@ def measure_memory(role: MemoryRank, report: Report) -> None:
     torch.manual_seed(cell.seed)
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(role.layers)))
     numel = sum(each.numel() for each in model.parameters())
-    method = _method(cell, model)
+    method = find_method(cell.method, model, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4), cell.seed)
     inputs = torch.Generator().manual_seed(cell.seed + role.rank)
     for _ in range(cell.steps):
         method.optimizer.zero_grad()
@@ -201,21 +196,6 @@ def measure_memory(role: MemoryRank, report: Report) -> None:
     method.finish()
     dist.barrier()
     method.close()
-
-
-def _method(cell: MemoryCell, model: nn.Module) -> Method:
-    def adamw(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    if cell.method.startswith(SHARDED):
-        return Sharded(model, adamw, cell.method, cell.seed)
-    optimizer = adamw(model)
-    if cell.method == ALONE:
-        return Method(model, optimizer)
-    design = hook(cell.method).design
-    if design is not None:
-        return Distributed(model, optimizer, design, cell.seed)
-    return Hooked(model, optimizer, HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed))
 
 
 def _nbytes(name: str) -> int:

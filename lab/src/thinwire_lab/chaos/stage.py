@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
+
 from thinwire.engines.events import Event, Listening, Lost, Said
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
@@ -21,11 +23,10 @@ from thinwire.runtime.journal import Changed
 from thinwire.transports.links import Rate
 from thinwire_lab.chaos.audit import Audit, JournalReader, Returns
 from thinwire_lab.chaos.faults import Fault
-from thinwire_lab.chaos.outcome import Sample
 from thinwire_lab.engines.local import PORT, LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Fabric
 from thinwire_lab.engines.starters import Starter
-from thinwire_lab.jobs.cluster import Links
+from thinwire_lab.jobs.cluster import Links, Place
 from thinwire_lab.jobs.events import KINDS, Done
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
@@ -39,6 +40,15 @@ PATIENCE_S = 300.0  # how long a worker tries to reach the server: on a busy mac
 SILENCE_S = 300.0  # how long a training may go without an update
 SAMPLE_S = 10.0  # between two samples of the server's resources
 THROTTLE_S = 0.6  # a turn of a throttled worker, which computes for a third of it
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The resources of a server's process, `minute` minutes after its start."""
+
+    minute: float
+    rss_mb: float  # resident memory, in MB
+    descriptors: int  # open files and sockets
+    threads: int  # of the process
 
 
 class Stage(ExitStack):
@@ -118,11 +128,7 @@ class Stage(ExitStack):
         self.engine.signal(SERVER, signal.SIGKILL)
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
-        argv = own_command(*arguments, "--events")
-        if self._links.shaping == "application":
-            argv += ["--shape", str(self._links.rate)]
-        if self.fabric is not None:
-            argv += ["--insecure"]  # no other process has a link to these namespaces
+        argv = own_command(*arguments, "--events", *Place(links=self._links).arguments(None))
         self.engine.start(name, argv, host=name if self.fabric else None, optional=True)
 
     def _kept(self, file: str) -> list[str]:

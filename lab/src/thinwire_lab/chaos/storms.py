@@ -19,17 +19,9 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
 from thinwire_lab.bench.harness import Bench, Tell
-from thinwire_lab.chaos.faults import (
-    KINDS,
-    WITHOUT_PRIVILEGES,
-    Fault,
-    StormsOptions,
-    draw,
-    scatter,
-)
-from thinwire_lab.chaos.outcome import Outcome, with_problem
+from thinwire_lab.chaos.faults import KINDS, WITHOUT_PRIVILEGES, Fault, StormsOptions, draw, scatter
 from thinwire_lab.chaos.stage import Stage
-from thinwire_lab.chaos.trials import Trial, staged
+from thinwire_lab.chaos.trials import Outcome, Trial, staged, with_problem
 from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.cluster import Links, choose_links
@@ -94,9 +86,7 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
         return replace(trial, faults=",".join(trial.chance.sample(possible, min(len(possible), 3))))
 
     def _trial(self, scenario: str, number: int, name: str) -> Trial:
-        shared = ("seed", "model", "data", "workers", "link", "steps", "consistency")
-        own = {name: getattr(self, name) for name in shared}
-        return Trial(scenario=scenario, number=number, design=name, **own)
+        return self.filled(Trial, scenario=scenario, number=number, design=name, faults="")
 
     def design_of(self, number: int) -> str:
         names = list(self.designs) or list(designs())

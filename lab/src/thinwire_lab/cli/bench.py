@@ -11,10 +11,11 @@ import typer
 from thinwire.cli.console import console, report, show, write_json
 from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
-from thinwire_lab.bench.decoupled.options import PARTS, DecoupledOptions
 from thinwire_lab.bench.options import (
+    PARTS,
     QUICK,
     CodecsOptions,
+    DecoupledOptions,
     GoodputOptions,
     HooksOptions,
     MemoryOptions,
@@ -26,12 +27,12 @@ from thinwire_lab.cli.options import takes
 
 with lazily():
     from thinwire.reports import codec_sample
-    from thinwire_lab.bench import cells, ranks
     from thinwire_lab.bench import codecs as codecs_bench
     from thinwire_lab.bench import goodput as goodput_bench
     from thinwire_lab.bench import hooks as hooks_bench
     from thinwire_lab.bench import memory as memory_bench
     from thinwire_lab.bench import pays as pays_bench
+    from thinwire_lab.bench import ranks
     from thinwire_lab.bench import sample as samples
     from thinwire_lab.bench.decoupled import study
 
@@ -138,5 +139,5 @@ def role(
     events: options.Events = False,
 ) -> None:
     """Run one rank of a benchmark; other commands start it."""
-    rank = msgspec.json.decode(spec.encode(), type=cells.HookRank | cells.MemoryRank)
+    rank = msgspec.json.decode(spec.encode(), type=ranks.AnyRank)
     ranks.run(rank, report if events else console.print)

@@ -12,7 +12,7 @@ from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire_lab.cli.progress import Lines, bars
+from thinwire_lab.cli.progress import GridProgress
 from thinwire_lab.engines.system_tools import with_privileges
 
 with lazily():
@@ -39,27 +39,15 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
         cluster.choose_links(link, shaping)  # raises before the first measurement if the link cannot be shaped
     stored: results.Results[Any] = results.Results(json, bench.kinds, fresh=not resume)
     measured: dict[Any, harness.Figures] = {}
-    lines = Lines()
+    shown = GridProgress()
+
+    def on_result(cell: Any, figures: harness.Figures) -> None:
+        if (line := bench.line(cell, figures)) is not None:
+            console.print(escape(line), highlight=False)
+
     try:
-        with bars(transient=True) as bar:
-            task = bar.add_task("measuring", total=None, text="")
-
-            def on_cell(number: int, total: int, cell: Any) -> None:
-                bar.update(task, completed=number - 1, total=total, description=escape(str(cell)), text="")
-                lines.say(f"{number}/{total}  {cell}", always=True)
-
-            def on_result(cell: Any, figures: harness.Figures) -> None:
-                if (line := bench.line(cell, figures)) is not None:
-                    console.print(escape(line), highlight=False)
-
-            grid.run(
-                bench,
-                stored,
-                measured,
-                on_cell=on_cell,
-                on_result=on_result,
-                tell=lambda text: bar.update(task, text=text),
-            )
+        with shown.bar:
+            grid.run(bench, stored, measured, on_cell=shown.on_cell, on_result=on_result, tell=shown.tell)
     finally:
         if measured:
             for table in bench.tables(measured):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import TaskID
 
 from thinwire.cli.console import console, say_wrote, show, write_json
 from thinwire.cli.lazy import lazily
@@ -19,12 +17,10 @@ from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
 from thinwire_lab.cli import options
 from thinwire_lab.cli.folders import writable_folder
-from thinwire_lab.cli.progress import Lines, bars
+from thinwire_lab.cli.progress import GridProgress
 from thinwire_lab.engines.system_tools import with_privileges
 from thinwire_lab.studies.options import REPORT, RESULTS
 
-if TYPE_CHECKING:
-    from thinwire_lab.studies.reproduce.entry import Cell
 with lazily():
     from thinwire_lab.studies.reproduce import catalog
     from thinwire_lab.studies.reproduce import run as making
@@ -80,7 +76,7 @@ def reproduce(
         _list(json)
         return
     chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
-    if any(entry.study is not None and entry.study.links for entry in chosen):
+    if any(entry.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
     check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
@@ -88,9 +84,9 @@ def reproduce(
     fewer = "" if seeds is None else f" --seeds {seeds}"
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
-    bars = RunBars()
+    progress = GridProgress()
     try:
-        with bars.progress:
+        with progress.bar:
             entries = making.reproduce(
                 chosen,
                 scale.value,
@@ -99,8 +95,8 @@ def reproduce(
                 command=command,
                 seeds=seeds,
                 join=join or [],
-                on_cell=bars.began,
-                on_progress=bars.told,
+                on_cell=progress.on_cell,
+                tell=progress.tell,
             )
     except KeyboardInterrupt:
         more = "" if json is None else f" --json {shlex.quote(str(json))}"
@@ -122,31 +118,6 @@ def reproduce(
         say_wrote(path)
     for path in making.draw_charts(entries, out):  # last, for a full disk must not cost the tables
         say_wrote(path)
-
-
-class RunBars:
-    """A progress bar for the current run, and a line for each finished one."""
-
-    def __init__(self) -> None:
-        self.progress = bars()
-        self._lines = Lines()
-        self._task = TaskID(0)
-
-    def began(self, number: int, total: int, cell: Cell) -> None:
-        """Shows a new run; see `run.OnCell`."""
-        self._lines.say(f"{number}/{total} {cell}", always=True)
-        self._task = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
-
-    def told(self, cell: Cell, share: float, text: str) -> None:
-        """Moves a run's bar, or ends it; see `run.OnCellProgress`."""
-        if share < 1 or text:
-            self.progress.update(self._task, completed=share, text=text)
-            return
-        [over] = self.progress.tasks
-        self.progress.remove_task(self._task)
-        if console.is_terminal:
-            took = timedelta(seconds=int(over.elapsed or 0))
-            console.print(f"{over.description}: {took}", highlight=False, soft_wrap=True)
 
 
 def _list(json: Path | None) -> None:

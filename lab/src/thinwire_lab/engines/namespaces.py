@@ -16,6 +16,7 @@ import math
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,7 +60,7 @@ class Count:
         return self.nbytes - TCP_PACKET_NBYTES * self.packets
 
 
-class Fabric:
+class Fabric(AbstractContextManager["Fabric"]):
     """Hosts on one switch, each behind a link with a rate, while this object and its process live."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
@@ -127,9 +128,6 @@ class Fabric:
         for holder in self._holders.values():
             holder.communicate()
         self._holders.clear()
-
-    def __enter__(self) -> Fabric:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 
 from thinwire.engines.engine import ENVIRONMENT
@@ -85,7 +85,7 @@ class _Fork:
         return self._status
 
 
-class Forks:
+class Forks(AbstractContextManager["Forks"]):
     """Starts commands `python -m MODULE …` as forks of one process with their imports."""
 
     def __init__(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -118,9 +118,6 @@ class Forks:
         self._server.kill()
         self._server.wait()
         self._socket.close()
-
-    def __enter__(self) -> Forks:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -28,23 +28,13 @@ class StepHistory(msgspec.Struct, frozen=True, kw_only=True):
     bits_pull: list[float]
 
 
-class _Sums:
-    """The sums of one step."""
-
-    __slots__ = ("bits", "loss", "losses", "values")
-
-    def __init__(self) -> None:
-        self.loss, self.losses = 0.0, 0
-        self.bits = {True: [0.0, 0.0], False: [0.0, 0.0]}
-        self.values = {True: 0, False: 0}
-
-
 class HistoryRecorder:
     """Gathers a `StepHistory` from the workers of one process.
 
     Example:
         >>> recorder = HistoryRecorder()
-        >>> recorder.loss(0, 2.0); recorder.loss(0, 4.0)
+        >>> recorder.record(StepRecord(step=0, table="", numel=0, loss=2.0))
+        >>> recorder.record(StepRecord(step=0, table="", numel=0, rank=1, loss=4.0))
         >>> recorder.record(StepRecord(step=0, table="fc", numel=80, codec="3lc", payload_bytes_push=10))
         >>> recorder.record(StepRecord(step=0, table="bias", numel=10, codec="fp32", payload_bytes_push=40))
         >>> history = recorder.history()
@@ -53,19 +43,18 @@ class HistoryRecorder:
     """
 
     def __init__(self) -> None:
-        self._steps: defaultdict[int, _Sums] = defaultdict(_Sums)
-
-    def loss(self, step: int, loss: float) -> None:
-        """Takes one worker's training loss."""
-        sums = self._steps[step]
-        sums.loss, sums.losses = sums.loss + loss, sums.losses + 1
+        self._steps: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def record(self, record: StepRecord) -> None:
-        """Takes one table's step."""
-        sums, compressed = self._steps[record.step], record.codec not in UNCOMPRESSED
-        for way, nbytes in enumerate((record.payload_bytes_push, record.payload_bytes_pull)):
-            sums.bits[compressed][way] += 8 * nbytes
-        sums.values[compressed] += record.numel
+        """Takes one table's step, or a step's loss."""
+        sums = self._steps[record.step]
+        if record.loss is not None:
+            sums["loss"] += record.loss
+            sums["losses"] += 1
+        kind = "plain" if record.codec in UNCOMPRESSED else "compressed"
+        sums[f"{kind} push"] += 8 * record.payload_bytes_push
+        sums[f"{kind} pull"] += 8 * record.payload_bytes_pull
+        sums[f"{kind} values"] += record.numel
 
     def close(self) -> None:
         """Does nothing."""
@@ -74,12 +63,11 @@ class HistoryRecorder:
         """Returns the history, step by step in order."""
         steps = [self._steps[step] for step in sorted(self._steps)]
 
-        def bits(way: int) -> list[float]:
-            chosen = [(each, each.values[True] > 0) for each in steps]
-            return [each.bits[kind][way] / max(1, each.values[kind]) for each, kind in chosen]
+        def bits(way: str) -> list[float]:
+            kinds = ["compressed" if each["compressed values"] else "plain" for each in steps]
+            return [
+                each[f"{kind} {way}"] / max(1, each[f"{kind} values"]) for each, kind in zip(steps, kinds, strict=True)
+            ]
 
-        return StepHistory(
-            losses=[each.loss / max(1, each.losses) for each in steps],
-            bits_push=bits(0),
-            bits_pull=bits(1),
-        )
+        losses = [each["loss"] / max(1, each["losses"]) for each in steps]
+        return StepHistory(losses=losses, bits_push=bits("push"), bits_pull=bits("pull"))

@@ -1,6 +1,6 @@
 """The options of one training run with their defaults.
 
-Comparisons share the options that replace a recipe's settings. `jobs.job.Job` checks all values: this file imports no
+`jobs.job.Job` checks all values: this file imports no
 torch, and so `thinwire train --help` does not either.
 """
 
@@ -25,7 +25,24 @@ class RecipeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions(RecipeOptions):
+class SharedOptions(RecipeOptions):
+    """The options of one run and of a comparison."""
+
+    data: str = "digits"
+    workers: int = 4
+    steps: int | None = None
+    data_root: str | None = None
+    device: str = "cpu"
+    servers: int = 1
+    servers_on_workers: bool = False
+    consistency: str | None = None
+    placement: str | None = None
+    compression: str | None = None
+    transmission: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(SharedOptions):
     """The options of one run of one design; without `steps` and `seconds` it takes the recipe's steps.
 
     The run evaluates every `eval_every` seconds or `eval_steps` steps, off the clock; 0: only at the end.
@@ -33,21 +50,10 @@ class JobOptions(RecipeOptions):
 
     design: str = "3lc[s=1.0]"
     model: str = "mlp"
-    data: str = "digits"
-    workers: int = 4
-    steps: int | None = None
     seconds: float | None = None
     link: str | None = None
     seed: int = 0
     eval_every: float = 0.0
     eval_steps: int = 0
-    data_root: str | None = None
-    device: str = "cpu"
-    servers: int = 1
     codec_up: str | None = None
     codec_down: str | None = None
-    consistency: str | None = None
-    placement: str | None = None
-    compression: str | None = None
-    transmission: str | None = None
-    servers_on_workers: bool = False

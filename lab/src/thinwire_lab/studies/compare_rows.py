@@ -1,16 +1,16 @@
-"""The results of a comparison: a row of means over seeds for each model, design and link, from stored outcomes."""
+"""The results of a comparison: a row of means over seeds for each model, design and link, and their deviations."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from thinwire.transports.links import parse_rate
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.studies.deviation import deviation
 
 ComparedCell = tuple[str, str, str, int]  # model, design, link, seed
 
@@ -78,3 +78,13 @@ def _row(key: tuple[str, str, str], pairs: list[_Pair], base: list[_Pair]) -> Ro
         means={name: statistics.fmean(each) if each else None for name, each in values.items()},
         deviations={name: deviation(each) if len(each) > 1 else None for name, each in values.items()},
     )
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Returns the standard deviation; NaN for fewer than two values and for infinite ones."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Returns the text behind a mean: ± and the standard deviation; empty for fewer than two values."""
+    return f" ± {deviation(values):.{digits}f}" if len(values) > 1 else ""

@@ -6,7 +6,8 @@ from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.reproduce import iteration_times
 from thinwire_lab.studies.reproduce.entry import Found
-from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TimedFinding, cells, choices
+from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, cells, choices
+from thinwire_lab.studies.reproduce.job_cells import TimedFinding
 
 
 def test_sgd_equals_topk_of_all_values() -> None:

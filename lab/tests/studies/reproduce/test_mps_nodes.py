@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from lab.tests.studies.reproduce.findings import shown, timed
 from thinwire.errors import EngineError
+from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.reproduce import mps_processes, mps_speedups
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found
+from thinwire_lab.studies.reproduce.entry import Cell, Finding
 from thinwire_lab.studies.reproduce.mps_nodes import (
     STALE,
     STALE_TOP,
@@ -22,17 +24,14 @@ from thinwire_lab.studies.reproduce.mps_nodes import (
     steady,
     thin_link,
 )
-from thinwire_lab.studies.reproduce.mps_processes import MeasuredCell, MeasuredFinding
-from thinwire_lab.studies.reproduce.run import make
+from thinwire_lab.studies.reproduce.run import Runs
 
 
 def told(cell: Cell) -> Finding:
     """A finding as if all machines but the first were of use: half as much with variables in turn."""
-    assert isinstance(cell, NodesCell | MeasuredCell)
+    assert isinstance(cell, NodesCell)
     seconds = 0.2 if cell.design == TENSORFLOW and cell.workers > 1 else 0.1
-    if isinstance(cell, MeasuredCell):
-        return MeasuredFinding(seconds_per_step=2 * seconds, single_s=0.1, link="100mbit", shaping="kernel")
-    return NodesFinding(seconds_per_step=seconds, single_s=0.1, link="100mbit", sent_bytes=1000.0)
+    return timed(2 * seconds if cell.measured else seconds, 0.1)
 
 
 class Ran(SimpleNamespace):
@@ -56,19 +55,17 @@ def test_impossible_finding_is_repeated_then_raises_engine_error(
 ) -> None:
     """With a single machine's step of 0.1 s, 0.06024 s are a speed-up of 6.64."""
     [cell] = nodes([STALE_TOP], "quick", 0.5)
-    spoilt, good = (
-        NodesFinding(seconds_per_step=each, single_s=0.1, link="9mbit", sent_bytes=1.0) for each in (seconds, 0.125)
-    )
+    spoilt, good = (timed(each, 0.1) for each in (seconds, 0.125))
     ran = [spoilt, spoilt, good]
     monkeypatch.setattr(NodesCell, "run", lambda *_: ran.pop(0))
     results = Results[Finding](tmp_path / "results.json", [NodesFinding])
     results.add(cell.key(), spoilt)  # of a command that took it
-    make([cell], results, on_cell=lambda *_: None, on_progress=lambda *_: None)
+    grid.run(Runs([cell]), results, {})
     assert results.find(cell.key()) == good and ran == []
     monkeypatch.setattr(NodesCell, "run", lambda *_: spoilt)
     results = Results[Finding](None, [NodesFinding])
     with pytest.raises(EngineError, match="This machine is loaded"):
-        make([cell], results, on_cell=lambda *_: None, on_progress=lambda *_: None)
+        grid.run(Runs([cell]), results, {})
     assert results.runs == [], "and nothing of it is kept"
 
 
@@ -87,10 +84,8 @@ def test_link_rate_follows_the_generated_share() -> None:
 
 
 def test_scaling_keeps_measured_and_modelled_apart() -> None:
-    entry, _ = mps_processes.ENTRIES
-    assert entry.study is not None and entry.study.links
-    shown = entry.study.show(Found({cell: told(cell) for cell in entry.study.cells("quick")}))
-    header, lines = shown.tables[0].header, shown.tables[0].lines
+    [table] = shown(mps_processes.ENTRIES, "figure-5.5", "quick", told).tables
+    header, lines = table.header, table.lines
     assert [line[0] for line in lines] == ["1", "2", "4", "8", "16"]
     assert [title.partition(":")[0] for title in header[3:]] == ["ours, modelled"] * 2 + ["ours, measured"] * 2
     assert lines[1][1:] == ["1.43", "1.99", "1.00", "2.00", "0.50", "1.00"]
@@ -98,14 +93,13 @@ def test_scaling_keeps_measured_and_modelled_apart() -> None:
 
 
 def test_bits_a_second_are_the_thesis_where_the_network_is_known() -> None:
-    table, figure = (entry.study for entry in mps_speedups.ENTRIES[:2])
-    assert table is not None and figure is not None
     single = mps_speedups.SingleFinding(seconds=0.01, bps=1e8)
-    shown = table.show(Found(dict.fromkeys(table.cells("quick"), single)))
-    assert [line[-2:] for line in shown.tables[0].lines] == [
+    table, _ = shown(mps_speedups.ENTRIES, "table-1.1", "quick", lambda cell: single).tables
+    assert [line[-2:] for line in table.lines] == [
         ["746.5M", "746.5M"],
         ["207.2M", "207.4M"],
         ["2.01G", "2,007.7M"],
     ]
-    lines = figure.show(Found({cell: told(cell) for cell in figure.cells("quick")})).tables[0].lines
+    [figure] = shown(mps_speedups.ENTRIES, "figure-1.1", "quick", told).tables
+    lines = figure.lines
     assert ["ResNet", "synchronous", "4", "115 %", "50 %"] in lines and len(lines) == 12

@@ -6,8 +6,7 @@ from thinwire_lab.studies.reproduce.mps_placement import ENTRIES
 
 def test_thesis_deviations_match_its_published_code() -> None:
     for entry in ENTRIES:
-        assert entry.study is not None
-        found = {cell: cell.run(lambda *_: None) for cell in entry.study.cells("tiny")}
+        found = {cell: cell.run(lambda *_: None) for cell in entry.cells("tiny")}
         by_network = {cell.network: finding for cell, finding in found.items()}
         deviations = {name: each.deviations["greedy, rising size"] for name, each in by_network.items()}
         assert {name: round(each, 3) for name, each in deviations.items()} == {
@@ -16,4 +15,4 @@ def test_thesis_deviations_match_its_published_code() -> None:
             "inception-v4": 0.615,
         }, "printed .01, .40 and .62"
         assert sum(by_network["resnet110"].histogram.values()) == 329
-        assert entry.study.show(Found(found)).tables[0].lines
+        assert entry.show(Found(found)).tables[0].lines

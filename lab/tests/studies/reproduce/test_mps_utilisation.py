@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
-from thinwire_lab.studies.reproduce.entry import Found
-from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, Sample, utilisation
+from lab.tests.studies.reproduce.findings import shown
+from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, Sample, sample, utilisation
 
 
 def told(second: int) -> Sample:
@@ -15,17 +18,21 @@ def told(second: int) -> Sample:
     return Sample(100.0 + second, second * 1.0, second * 2.0, processor_s, nbytes)
 
 
+def test_sample_counts_the_seconds_of_a_process() -> None:
+    before, end = sample({"own": os.getpid()}), time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    after = sample({"own": os.getpid()})
+    assert after.processor_s["own"] - before.processor_s["own"] >= 0.05 and after.time_s > before.time_s
+
+
 def test_utilisation_shares_of_cores_and_rate() -> None:
     finding = utilisation([told(0), told(1), told(3)], "10mbit", "kernel")
     assert finding.seconds == [1.0, 3.0]
     assert finding.processor == pytest.approx([0.5, 0.5]) and finding.machine == pytest.approx([0.5, 0.5])
     assert finding.network == pytest.approx([0.2, 0.2])
     assert utilisation([told(0), told(1)], "none", "none").network == [0.0]
-    _, entry = ENTRIES
-    assert entry.study is not None
-    shown = entry.study.show(Found(dict.fromkeys(entry.study.cells("quick"), finding)))
-    assert shown.tables[0].lines[0] == ["traditional", "21.78 %", "50.00 %", "31.78 %", "20.00 %", "50.00 %"]
+    [table] = shown(ENTRIES, "figure-5.6", "quick", lambda cell: finding).tables
+    assert table.lines[0] == ["traditional", "21.78 %", "50.00 %", "31.78 %", "20.00 %", "50.00 %"]
     short = utilisation([told(0)], "10mbit", "kernel")
-    assert (
-        entry.study.show(Found(dict.fromkeys(entry.study.cells("quick"), short))).tables[0].lines[0][2] == "too short"
-    )
+    assert shown(ENTRIES, "figure-5.6", "quick", lambda cell: short).tables[0].lines[0][2] == "too short"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import pytest
@@ -14,16 +14,18 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire_lab.jobs import grid
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.options import RESULTS
 from thinwire_lab.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire_lab.studies.reproduce.run import draw_charts, found, make, reproduce
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
+from thinwire_lab.studies.reproduce.run import Runs, draw_charts, reproduce
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""
 
-RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.study.links]
+RUNNABLE = [entry for entry in CATALOG if entry.made and not entry.links]
 """Entries with links start processes in namespaces."""
 
 Pages = list[tuple[Entry, Shown]]
@@ -44,18 +46,18 @@ class Toss(Cell, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"toss {self.number}"
 
-    def run(self, on_progress: OnProgress) -> Tossed:
-        on_progress(0.5, "half")
+    def run(self, tell: Tell) -> Tossed:
+        tell("half")
         return Tossed(value=10.0 * self.number)
 
 
 class Interrupted(Toss, frozen=True, kw_only=True, tag="Toss"):
     """Ctrl-C comes during all but the first."""
 
-    def run(self, on_progress: OnProgress) -> Tossed:
+    def run(self, tell: Tell) -> Tossed:
         if self.number:
             raise KeyboardInterrupt
-        return super().run(on_progress)
+        return super().run(tell)
 
 
 def tosses(scale: Scale, kind: type[Toss] = Toss) -> list[Toss]:
@@ -79,8 +81,8 @@ def show(findings: Mapping[Toss, Tossed]) -> Shown:
 
 
 def entry(kind: type[Toss] = Toss) -> Entry:
-    study = Study(cells=lambda scale: tosses(scale, kind), show=show)
-    return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
+    toss: dict[str, Any] = {"cells": lambda scale: tosses(scale, kind), "show": show}
+    return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", **toss)
 
 
 def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Pages:
@@ -107,7 +109,7 @@ class Dated(Toss, frozen=True, kw_only=True, tag="Toss"):
 
     finding = WhenTossed
 
-    def run(self, on_progress: OnProgress) -> WhenTossed:
+    def run(self, tell: Tell) -> WhenTossed:
         return WhenTossed(value=10.0 * self.number, second=1.0)
 
 
@@ -115,8 +117,8 @@ class Dated(Toss, frozen=True, kw_only=True, tag="Toss"):
 def test_larger_finding_of_equal_settings_serves_both(kinds: Sequence[type[Toss]], tmp_path: Path) -> None:
     results = Results[Finding](tmp_path / RESULTS, [Tossed, WhenTossed])
     cells = [kind(number=3) for kind in kinds]
-    make(cells, results, on_cell=lambda *_: None, on_progress=lambda *_: None)
-    assert len(results.runs) == 1 and all(isinstance(found(results, cell), WhenTossed) for cell in cells)
+    grid.run(Runs(cells), results, {})
+    assert [type(each.outcome) for each in results.runs] == [WhenTossed]
 
 
 def test_reproduce_join_adds_runs_of_another_folder(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_catalogue_is_complete_and_finds_names() -> None:
     ids = [each.id for each in CATALOG]
     assert len(set(ids)) == len(ids) and {each.paper for each in CATALOG} == set(PAPERS)
     assert len(ids) == 46
-    assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
+    assert all(each.paper == "3lc" and each.made for each in entries("3lc"))
     assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
     for name, meant in {"3LC": "3lc", "Entropy": "entropy"}.items():
         assert entries(name) == entries(meant)
@@ -182,8 +184,7 @@ def test_every_entry_with_links_has_a_cell_that_processes_run() -> None:
     """Runs one such cell at the tiny scale; cells of one kind differ in names and numbers."""
     run: set[type[Cell]] = set()
     for each in CATALOG:
-        cells = each.study.cells("tiny") if each.study is not None and each.study.links else []
-        for cell in cells:
+        for cell in each.cells("tiny") if each.links else []:
             if type(cell) not in run:
                 run.add(type(cell))
                 finding = cell.run(lambda *_: None)

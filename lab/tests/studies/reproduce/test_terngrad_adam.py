@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lab.tests.workloads.test_images import write_cifar
-from thinwire_lab.studies.reproduce.entry import Scale, Study
+from thinwire_lab.studies.reproduce.entry import Scale
 from thinwire_lab.studies.reproduce.terngrad_training import ENTRIES, FLOATING, TERNARY
 from thinwire_lab.workloads import data as registry
 
@@ -23,15 +23,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def study() -> Study:
-    assert ENTRIES[-1].study is not None
-    return ENTRIES[-1].study
-
-
 def test_adam_cells_have_the_papers_batches_and_steps(cache: Path) -> None:
     write_cifar(cache / "cifar10")
     for scale in SCALES:
-        cells = study().cells(scale)
+        cells = ENTRIES[-1].cells(scale)
         assert [(cell.design, cell.workers, cell.workers * (cell.batch or 0)) for cell in cells] == [
             *((FLOATING, 2, 128), (TERNARY, 2, 128)),
             *((FLOATING, 16, 2048), (TERNARY, 16, 2048)),
@@ -46,7 +41,7 @@ def test_adam_cells_have_the_papers_batches_and_steps(cache: Path) -> None:
 
 def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache: Path) -> None:
     write_cifar(cache / "cifar10", records=4)
-    cell = msgspec.structs.replace(study().cells("quick")[1], batch=2, steps=2)
+    cell = msgspec.structs.replace(ENTRIES[-1].cells("quick")[1], batch=2, steps=2)
     assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10[crop=24]", TERNARY)
     first, again = (cell.run(lambda *_: None) for _ in range(2))
     assert first.history.losses == again.history.losses

@@ -1,24 +1,97 @@
-"""One learner as a process: it keeps its pace, and reports the seconds of every inner step.
+"""A learner's training, by any clock; and one learner as a process, which reports the seconds of every inner step.
 
-The learner pads the computing of an inner step, from the batch to its own optimizer, to the pace: several learners fit
-few processors. Exchanges, and waits in the forward pass, take additional seconds.
+The process pads the computing of an inner step, from the batch to the learner's own optimizer, to the pace: several
+learners fit few processors. Exchanges, and waits in the forward pass, take additional seconds.
 """
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import torch
 
+import thinwire as tw
 from thinwire.engines.events import Event
 from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
 from thinwire.policies.designs import design
+from thinwire.transports.base import Connection
 from thinwire_lab.bench.cells import WARM, Gates, Rank, Warm
-from thinwire_lab.bench.decoupled.learning import ALONE, Learning, take_step
+from thinwire_lab.bench.options import ALONE
 from thinwire_lab.jobs.training import warm_up
+from thinwire_lab.workloads.evaluate import evaluate
+from thinwire_lab.workloads.recipe import Recipe, for_workers, schedule
+from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import Training, training
+
+DATA = "python-text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The training of all learners.
+
+    Args:
+        design: design of the exchanges, or `ALONE`.
+        model, lr, seed: options of the training; without a rate it takes the recipe's.
+        speeds: the learners' speeds; a learner of speed 1 takes an inner step in `pace_s`.
+        pace_s: seconds of such a step.
+        eval_examples: number of windows of the test text in a score.
+    """
+
+    design: str
+    model: str = "byte-transformer-1m"
+    lr: float | None = None
+    seed: int = 0
+    speeds: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
+    pace_s: float = 0.3
+    eval_examples: int = 512
+
+    def pace_of(self, rank: int) -> float:
+        """Returns the seconds of a learner's inner step."""
+        return self.pace_s / self.speeds[rank]
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for this number of learners."""
+        found = for_workers(recipe(self.model, DATA), len(self.speeds))
+        return replace(found, lr=self.lr or found.lr)
+
+    def training(self, rank: int) -> Training:
+        """Returns one learner's model, optimizer and batches."""
+        torch.set_num_threads(1)
+        return training(self.recipe(), data=DATA, rank=rank, workers=len(self.speeds), seed=self.seed)
+
+    def join(self, made: Training, rank: int, server: str | Connection) -> Any:
+        """Returns the optimizer that exchanges the learner's changes; for `ALONE`, the learner's own optimizer."""
+        if self.design == ALONE:
+            return nullcontext(made.optimizer)
+        common: dict[str, Any] = {"rank": rank, "workers": len(self.speeds), "seed": self.seed}
+        return tw.distribute(made.model, made.optimizer, server=server, design=self.design, **common)
+
+    def score(self, made: Training) -> float:
+        """Returns the loss on the test text, in nats a byte, from windows at equal distances."""
+        count = len(made.dataset.test_x)
+        rows = torch.arange(min(self.eval_examples, count)) * count // min(self.eval_examples, count)
+        few = replace(made.dataset, test_x=made.dataset.test_x[rows], test_y=made.dataset.test_y[rows])
+        return evaluate(made.model, few).loss
+
+
+def take_step(made: Training, opt: Any, progress: float) -> float:
+    """Takes one inner step at this share of the training, 0 … 1; returns its loss. Decoupled optimizers count bytes."""
+    for group in opt.param_groups:
+        group["lr"] = schedule(made.recipe, progress)
+    opt.zero_grad()
+    inputs, targets = next(made.batches)
+    loss = made.backward((inputs, targets))
+    if isinstance(opt, DecoupledOptimizer):
+        opt.step(examples=targets.numel())
+    else:
+        opt.step()
+    return float(loss)
 
 
 class LearnerRank(Rank, frozen=True, kw_only=True):
@@ -57,8 +130,8 @@ class Learned(Event, frozen=True, kw_only=True):
     merged: float | None = None
 
 
-def play(role: LearnerRank) -> None:
-    """Trains as one learner, and reports on standard output."""
+def play(role: LearnerRank, report: Callable[[Event], None]) -> None:
+    """Trains as one learner."""
     learning, rank = role.learning, role.rank
     made = learning.training(rank)
     if learning.design != ALONE:
@@ -69,18 +142,17 @@ def play(role: LearnerRank) -> None:
     with learning.join(made, rank, role.server or "") as opt:
         if learning.design != ALONE:
             opt.sync()
-        _report(Warm())
+        report(Warm())
         Gates(role.gate).wait(WARM)
         pace = _Pace(learning.pace_of(rank), opt, (Path(role.gate) / WARM).stat().st_mtime)
         made.optimizer.register_step_post_hook(pace.keep)
         while (progress := pace.progress(role)) < 1:
             pace.begin()
-            loss = take_step(made, opt, progress)
-            _report(pace.end(loss))
+            report(pace.end(take_step(made, opt, progress)))
         if learning.design != ALONE:
             opt.flush()
         merged = opt.examples_merged if isinstance(opt, DecoupledOptimizer) else None
-        _report(Learned(loss=learning.score(made) if rank == 0 else None, merged=merged))
+        report(Learned(loss=learning.score(made) if rank == 0 else None, merged=merged))
 
 
 class _Pace:
@@ -118,16 +190,3 @@ class _Pace:
     def _exchange_s(self) -> float:
         traffic = getattr(self._opt, "traffic", None)
         return 0.0 if traffic is None else float(traffic().get("exchange_seconds", 0.0))
-
-
-def command(role: LearnerRank) -> list[str]:
-    """Returns the command of this learner's process."""
-    return [sys.executable, "-P", "-m", __name__, msgspec.json.encode(role).decode()]
-
-
-def _report(event: Event) -> None:
-    print(event.line(), flush=True)
-
-
-if __name__ == "__main__":
-    play(msgspec.json.decode(sys.argv[1], type=LearnerRank))

@@ -15,7 +15,7 @@ from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire_lab.bench.decoupled.learning import Learning, take_step
+from thinwire_lab.bench.decoupled.learner import Learning, take_step
 from thinwire_lab.bench.harness import Figures, Tell
 from thinwire_lab.jobs.virtual_time import Agenda
 

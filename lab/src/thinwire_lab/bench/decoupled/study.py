@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thinwire.errors import ConfigError
 from thinwire.policies.designs import design
 from thinwire.quantities import number_text
 from thinwire_lab.bench.decoupled import losses, real
-from thinwire_lab.bench.decoupled.learning import ALONE, Learning
+from thinwire_lab.bench.decoupled.learner import Learning
 from thinwire_lab.bench.decoupled.losses import Loss
-from thinwire_lab.bench.decoupled.options import PARTS, DecoupledOptions
 from thinwire_lab.bench.decoupled.real import Run
-from thinwire_lab.bench.harness import Bench, Column, Tell
+from thinwire_lab.bench.harness import Bench, Tell, column
+from thinwire_lab.bench.options import ALONE, PARTS, DecoupledOptions
 from thinwire_lab.jobs.cluster import Links, choose_links
 from thinwire_lab.jobs.grid import Measured
 
@@ -43,10 +43,6 @@ class Cell:
         return f"{self.part}: {self.learning.design}, {how}"
 
 
-def _figure(title: str, name: str, form: str) -> Column[Any, Any]:
-    return title, lambda cell, run: number_text(getattr(run, name, None), form)
-
-
 @dataclass(kw_only=True)
 class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
     """The study."""
@@ -62,14 +58,14 @@ class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
         ("speeds", lambda cell, run: ", ".join(f"{each:.2g}" for each in cell.learning.speeds)),
         ("inner steps", lambda cell, run: ", ".join(map(str, cell.steps or run.steps))),
         ("seed", lambda cell, run: str(cell.learning.seed)),
-        _figure("goodput", "goodput", ".3f"),
-        _figure("stall", "stall", ".2f"),
-        _figure("gap s", "gap_s", ".1f"),
-        _figure("deaths", "deaths", "d"),
-        _figure("merged", "merged", ".3f"),
-        _figure("below DDP", "below_ddp", ".0f"),
-        _figure("nats", "loss", ".3f"),
-        _figure("too busy", "overrun", ".1%"),
+        column("goodput", "goodput", "{:.3f}"),
+        column("stall", "stall", "{:.2f}"),
+        column("gap s", "gap_s", "{:.1f}"),
+        column("deaths", "deaths", "{:d}"),
+        column("merged", "merged", "{:.3f}"),
+        column("below DDP", "below_ddp", "{:.0f}"),
+        column("nats", "loss", "{:.3f}"),
+        column("too busy", "overrun", "{:.1%}"),
     )
 
     def __post_init__(self) -> None:
@@ -103,8 +99,7 @@ class DecoupledBench(DecoupledOptions, Bench[Cell, Run | Loss]):
         return [cell for cell in cells if cell.part in self.parts]
 
     def _learning(self, name: str, speeds: Sequence[float], seed: int = 0) -> Learning:
-        own = {name: getattr(self, name) for name in ("model", "lr", "pace_s", "eval_examples")}
-        return Learning(design=name, speeds=speeds, seed=seed, **own)
+        return self.filled(Learning, design=name, speeds=speeds, seed=seed)
 
     def thin_link(self) -> tuple[str | None, str]:
         return (self.link if {"goodput", "deaths"} & set(self.parts) else None), "auto"

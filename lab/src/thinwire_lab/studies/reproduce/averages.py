@@ -18,10 +18,11 @@ from thinwire.codecs.entropy import MIN_SAMPLE, Entropy, bin_values, entropy_of
 from thinwire.kernels.numba.stochastic import sample_of
 from thinwire.presentation.charts import Series
 from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.history import HistoryRecorder
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.deviation import deviation
-from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale
+from thinwire_lab.studies.compare_rows import deviation
+from thinwire_lab.studies.reproduce.entry import Finding, Found, Scale
 from thinwire_lab.studies.reproduce.job_cells import JobCell, following, stand_in
 
 SCALED = (
@@ -67,12 +68,10 @@ class AveragesCell(JobCell, frozen=True, kw_only=True):
     finding = AveragesFinding
 
     design: str
-    data: str
-    workers: int
+    model: str = NETWORK
     epochs: int
     steps_per_epoch: int
     batch: int
-    seed: int = 0
     probes: bool = False
     exchange: Exchange = "server"
 
@@ -82,17 +81,16 @@ class AveragesCell(JobCell, frozen=True, kw_only=True):
             design="entropy" if floats else self.design,
             codec_up="fp32" if floats else None,
             codec_down="fp32" if floats or self.exchange == "peers" else None,
-            model=NETWORK,
             steps=self.epochs * self.steps_per_epoch,
             eval_steps=self.steps_per_epoch,
             **more,
         )
 
-    def run(self, on_progress: OnProgress) -> AveragesFinding:
+    def run(self, tell: Tell) -> AveragesFinding:
         job, recorder = self.job(), HistoryRecorder()
         scheme = job.full_design().up.scheme
         probe = _Probe(self, scheme if isinstance(scheme, Entropy) else None)
-        outcome = in_process.run(job, on_event=following(on_progress), history=recorder, on_step=probe.stepped)
+        outcome = in_process.run(job, on_event=following(tell), metrics=[recorder], on_step=probe.stepped)
         accuracies = [point.accuracy for point in outcome.curve if point.step < outcome.steps]
         return AveragesFinding(
             accuracies=[*accuracies, outcome.test_accuracy],

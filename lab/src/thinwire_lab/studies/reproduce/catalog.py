@@ -22,7 +22,7 @@ from thinwire_lab.studies.reproduce.entry import Entry, Finding, Status
 
 
 def _unmeasured(paper: str, status: Status, why: str, **items: str) -> list[Entry]:
-    """Returns entries without a study; an item's name has _ for - and __ for a point."""
+    """Returns entries that are not made here; an item's name has _ for - and __ for a point."""
     named = {item.replace("__", ".").replace("_", "-"): shows for item, shows in items.items()}
     return [Entry(paper=paper, item=item, shows=shows, status=status, why=why) for item, shows in named.items()]
 
@@ -72,19 +72,19 @@ ALL = "all"  # names every paper at once
 
 def finding_kinds() -> list[type[Finding]]:
     """Returns the classes of all findings that a results file may hold."""
-    return [kind for entry in CATALOG if entry.study is not None for kind in entry.study.kinds]
+    return [kind for entry in CATALOG for kind in entry.kinds]
 
 
 def entries(name: str) -> list[Entry]:
     """Returns one entry by its id, or all entries of a paper or of all papers that can be run."""
     asked, name = name, name.lower()
     if name == ALL:
-        return [entry for entry in CATALOG if entry.study is not None]
+        return [entry for entry in CATALOG if entry.made]
     if name in PAPERS:
-        return [entry for entry in CATALOG if entry.paper == name and entry.study is not None]
+        return [entry for entry in CATALOG if entry.paper == name and entry.made]
     for entry in CATALOG:
         if entry.id == name:
-            if entry.study is None:
+            if not entry.made:
                 raise ConfigError(f"{name} cannot be run: {entry.status}. {entry.why}")
             return [entry]
     known = [ALL, *PAPERS, *(entry.id for entry in CATALOG)]

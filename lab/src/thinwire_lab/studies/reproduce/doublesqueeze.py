@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 from thinwire.presentation.charts import Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.deviation import deviation, spread
+from thinwire_lab.studies.compare_rows import deviation, spread
 from thinwire_lab.studies.reproduce.entry import Found, Made, Scale, Shown, chart, percent, scaled
 from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TOP_K, PlainCell, pair, timed
 from thinwire_lab.studies.reproduce.iteration_times import SCALED as TIMED
@@ -36,20 +37,9 @@ _PRINTED = {
 def trainings(methods: Sequence[str], scale: Scale) -> list[PlainCell]:
     """Returns the runs of some methods, seed by seed."""
     model, examples = pair(scale)
-    return [
-        PlainCell(
-            method=method,
-            model=model,
-            data=examples,
-            workers=2 if scale == "tiny" else 8,
-            steps=_STEPS[scale],
-            eval_steps=max(1, _STEPS[scale] // 12),
-            lr=_LR[model],
-            seed=seed,
-        )
-        for seed in range(_SEEDS[scale])
-        for method in methods
-    ]
+    shared: dict[str, Any] = {"model": model, "data": examples, "workers": 2 if scale == "tiny" else 8}
+    shared |= {"steps": _STEPS[scale], "eval_steps": max(1, _STEPS[scale] // 12), "lr": _LR[model]}
+    return [PlainCell(method=method, seed=seed, **shared) for seed in range(_SEEDS[scale]) for method in methods]
 
 
 def final_loss(finding: TrainingFinding) -> float:
@@ -73,8 +63,7 @@ def _steps_per_epoch(found: Found) -> int:
 
 def _loss_curve(found: Found, method: str) -> Series:
     runs = found.where(method=method)
-    mean = [fmean(step) for step in zip(*(finding.history.losses for finding in runs.values()), strict=True)]
-    x, y = smooth(mean, most=60)
+    x, y = smooth(runs.steps(lambda each: each.history.losses), most=60)
     return Series(label=method, x=[each / _steps_per_epoch(runs) for each in x], y=y)
 
 

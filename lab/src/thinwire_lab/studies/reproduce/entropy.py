@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean, median
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.deviation import spread
+from thinwire_lab.studies.compare_rows import spread
 from thinwire_lab.studies.reproduce import averages as on
 from thinwire_lab.studies.reproduce.averages import AveragesCell, AveragesFinding, adaptive, cells
 from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, percent, scaled
@@ -127,8 +128,7 @@ def _instead(numel: int, share: float) -> str:
     return f" ({taken:.1%})" if taken > 1.01 * share else ""
 
 
-def _peak(finding: AveragesFinding) -> float:
-    return float(finding.peak)
+_peak = attrgetter("peak")
 
 
 def _coded_bits(finding: AveragesFinding) -> float:

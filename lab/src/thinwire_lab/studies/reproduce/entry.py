@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,6 +17,7 @@ import msgspec
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted
+from thinwire_lab.jobs.grid import Tell
 
 Scale = Literal["tiny", "quick", "full"]
 """`tiny` is for tests; `quick` takes at most ten minutes a paper on two cores; `full` is for results."""
@@ -24,8 +25,6 @@ Scale = Literal["tiny", "quick", "full"]
 Status = Literal["done", "scaled", "impossible", "drawing"]
 """`done`: as in the paper. `scaled`: a smaller model, data set or cluster. `impossible`: not possible here.
 `drawing`: explains the method, without measurements."""
-
-OnProgress = Callable[[float, str], None]  # takes the share of a cell that is done, 0 … 1, and a few words
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -38,8 +37,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     finding: ClassVar[type[Finding]]  # the class of its results
 
     @abstractmethod
-    def run(self, on_progress: OnProgress) -> Finding:
-        """Makes the run and reports its progress; raises ThinwireError if it fails."""
+    def run(self, tell: Tell) -> Finding:
+        """Makes the run and tells its progress; raises ThinwireError if it fails."""
 
     def impossible(self, finding: Any) -> str | None:
         """Returns why a finding is impossible, as on a loaded machine; None for a possible one."""
@@ -74,6 +73,10 @@ class Found(dict[Any, Any]):
     def mean(self, figure: Callable[[Any], float]) -> float:
         return fmean(self.figures(figure))
 
+    def steps(self, values: Callable[[Any], Sequence[float]]) -> list[float]:
+        """Returns the means over cells of values by step."""
+        return [fmean(step) for step in zip(*map(values, self.values()), strict=True)]
+
     @property
     def first(self) -> tuple[Any, Any]:
         return next(iter(self.items()))
@@ -95,23 +98,8 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """The runs and the presentation of an entry."""
-
-    cells: Callable[[Scale], Sequence[Any]]  # returns the runs of a scale
-    show: Callable[[Found], Shown]  # makes tables and charts from the findings of all cells of one scale
-    links: bool = False  # whether runs need thin links, which may need a user namespace
-
-    @property
-    def kinds(self) -> tuple[type[Finding], ...]:
-        """The classes of its findings, at any scale."""
-        scales: tuple[Scale, ...] = get_args(Scale)
-        return tuple(dict.fromkeys(cell.finding for scale in scales for cell in self.cells(scale)))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One table or figure of a paper."""
+    """One table or figure of a paper; without cells if it is not made here."""
 
     paper: str  # its short name, as in `3lc`
     item: str  # as in `table-1` or `figure-5.4`
@@ -119,11 +107,23 @@ class Entry:
     status: Status
     why: str = ""  # the scaling and its effects, or the reason why it is impossible
     minutes: float = 0.0  # time of the quick scale on two idle cores; entries that share runs each count them
-    study: Study | None = field(default=None, repr=False)  # None if it is not made here
+    cells: Callable[[Scale], Sequence[Any]] = lambda scale: ()  # returns the runs of a scale
+    show: Callable[[Found], Shown] = lambda found: Shown(setting="")  # tables and charts, from one scale's findings
+    links: bool = False  # whether runs need thin links, which may need a user namespace
 
     def __post_init__(self) -> None:
-        assert (self.study is not None) == (self.status in ("done", "scaled")), f"{self.id}: {self.status}"
         assert self.why or self.status == "done", f"{self.id} does not say why"
+
+    @property
+    def made(self) -> bool:
+        """Whether it is made here."""
+        return self.status in ("done", "scaled")
+
+    @property
+    def kinds(self) -> tuple[type[Finding], ...]:
+        """The classes of its findings, at any scale."""
+        scales: tuple[Scale, ...] = get_args(Scale)
+        return tuple(dict.fromkeys(cell.finding for scale in scales for cell in self.cells(scale)))
 
     @property
     def id(self) -> str:
@@ -150,7 +150,9 @@ def scaled(paper: str, why: str, *items: Made, links: bool = False) -> tuple[Ent
             status="scaled",
             why=why,
             minutes=minutes,
-            study=Study(cells=cells, show=show, links=links),
+            cells=cells,
+            show=show,
+            links=links,
         )
         for item, shows, minutes, cells, show in items
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from statistics import linear_regression
 from typing import Any
 
@@ -17,9 +18,18 @@ from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place, choose_links
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.reproduce.entry import Finding, Found, Made, OnProgress, Scale, Shown, chart
-from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, following, stand_in
+from thinwire_lab.studies.reproduce.entry import Found, Made, Scale, Shown, chart
+from thinwire_lab.studies.reproduce.job_cells import (
+    SMALL,
+    JobCell,
+    Pair,
+    TimedFinding,
+    TrainingCell,
+    following,
+    stand_in,
+)
 
 SGD = "SGD"
 _DESIGNS = {
@@ -73,39 +83,22 @@ SCALED = (
 )
 
 
-class TimedFinding(Finding, frozen=True, kw_only=True):
-    """The results of a short run."""
-
-    seconds_per_step: float  # without the first step
-    wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included
-    shaping: str  # `kernel`, `application`, or `none`
-
-
 class TimedCell(JobCell, frozen=True, kw_only=True):
     """A short run of real processes behind links of one rate."""
 
     finding = TimedFinding
 
     method: str
-    model: str
-    data: str
-    workers: int
     link: str
     steps: int = _STEPS
-    seed: int = 0
 
     def job(self, **more: Any) -> Job:
         design, codec_up = choices(self.method)
         return super().job(design=design, codec_up=codec_up, **more)
 
-    def run(self, on_progress: OnProgress) -> TimedFinding:
+    def run(self, tell: Tell) -> TimedFinding:
         place = Place(links=choose_links(self.link), starter=forks())
-        outcome = processes.run(self.job(), place=place, on_event=following(on_progress))
-        return TimedFinding(
-            seconds_per_step=outcome.seconds_per_step,
-            wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,
-            shaping=outcome.shaping,
-        )
+        return TimedFinding.of(processes.run(self.job(), place=place, on_event=following(tell)))
 
 
 def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
@@ -122,7 +115,8 @@ def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
 def show(item: str, methods: Sequence[str], found: Found) -> Shown:
     links = found.each("link")
     at = [_inverse(link) for link in links]
-    measured = {name: [found.where(method=name, link=link).mean(_seconds) for link in links] for name in methods}
+    seconds = attrgetter("seconds_per_step")
+    measured = {name: [found.where(method=name, link=link).mean(seconds) for link in links] for name in methods}
     rates = [link if link == NO_LIMIT else f"{parse_rate(link)}" for link in links]
     by_rate = [[rate, *(f"{each[row]:.3f}" for each in measured.values())] for row, rate in enumerate(rates)]
     tables = [Table(["link", *measured], by_rate, "Measured: seconds of an iteration"), _slopes(found, at, measured)]
@@ -148,10 +142,6 @@ def show(item: str, methods: Sequence[str], found: Found) -> Shown:
 def _inverse(link: str) -> float:
     bps = parse_rate(link).bps
     return 0.0 if bps is None else 1e6 / bps
-
-
-def _seconds(finding: TimedFinding) -> float:
-    return finding.seconds_per_step
 
 
 def _slopes(found: Found, at: Sequence[float], measured: Mapping[str, list[float]]) -> Table:

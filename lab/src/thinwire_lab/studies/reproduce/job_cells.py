@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
-
-import msgspec
+from typing import Any, ClassVar
 
 from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.planner.transport_costs import TransportCosts
 from thinwire.quantities import seconds_text
-from thinwire_lab.jobs import in_process, modelled
+from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.events import Progress
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.history import HistoryRecorder, StepHistory
 from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.training_loop import OnStep
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Scale
 from thinwire_lab.workloads.data import is_here
 
 Pair = tuple[str, str]  # the names of a model and of a data set, as a `jobs.job.Job` takes them
@@ -34,22 +34,24 @@ def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
 class JobCell(Cell, frozen=True, kw_only=True):
     """Base class; fields with a name of `jobs.job.Job` are those of the job."""
 
+    model: str
+    data: str
+    workers: int
+    seed: int = 0
+
     def job(self, **more: Any) -> Job:
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name in Job.__dataclass_fields__}
         return Job(**own | more)
 
 
-def following(on_progress: OnProgress) -> OnEvent:
-    """Returns a callback for the events of a job with a number of steps, which reports its progress."""
+def following(tell: Tell) -> OnEvent:
+    """Returns a callback for the events of a job with a number of steps, which tells its progress."""
 
     def on_event(process: str, event: Event) -> None:
         if isinstance(event, Progress) and event.steps:
-            on_progress(event.step / event.steps, f"step {event.step:,}, loss {event.loss:.3f}")
+            tell(f"step {event.step:,} of {event.steps:,}, loss {event.loss:.3f}")
 
     return on_event
-
-
-T = TypeVar("T", bound="TrainingFinding")
 
 
 class TrainingFinding(Finding, frozen=True, kw_only=True):
@@ -69,10 +71,6 @@ class TrainingFinding(Finding, frozen=True, kw_only=True):
         """The test accuracy at the end, 0 … 1."""
         return self.evaluations[-1][1]
 
-    def extended(self, kind: type[T], **more: Any) -> T:
-        """Returns a finding of a larger kind: this one with `more` fields."""
-        return kind(**msgspec.structs.asdict(self), **more)
-
 
 class TrainingCell(JobCell, frozen=True, kw_only=True):
     """One training."""
@@ -80,23 +78,19 @@ class TrainingCell(JobCell, frozen=True, kw_only=True):
     finding: ClassVar[type[TrainingFinding]] = TrainingFinding
 
     design: str
-    model: str
-    data: str
-    workers: int
     steps: int
     eval_steps: int
     batch: int | None = None
     lr: float | None = None
-    seed: int = 0
 
-    def run(self, on_progress: OnProgress) -> TrainingFinding:
-        return train(self, on_progress)
+    def run(self, tell: Tell) -> TrainingFinding:
+        return train(self, tell)
 
 
-def train(cell: TrainingCell, on_progress: OnProgress, *, on_step: OnStep | None = None) -> TrainingFinding:
+def train(cell: JobCell, tell: Tell, *, on_step: OnStep | None = None) -> TrainingFinding:
     """Makes one training; `on_step` is called after each step of each worker."""
     recorder = HistoryRecorder()
-    outcome = in_process.run(cell.job(), on_event=following(on_progress), history=recorder, on_step=on_step)
+    outcome = in_process.run(cell.job(), on_event=following(tell), metrics=[recorder], on_step=on_step)
     evaluations = [(point.step, point.accuracy) for point in outcome.curve if point.step < outcome.steps]
     return TrainingFinding(
         evaluations=[*evaluations, (outcome.steps, outcome.test_accuracy)],
@@ -117,26 +111,31 @@ MESSAGES = (
 )
 
 
-class TimingFinding(Finding, frozen=True, kw_only=True):
-    """Seconds per step by the modelled clock."""
+class TimedFinding(Finding, frozen=True, kw_only=True):
+    """The results of a short run."""
 
-    seconds_per_step: float
+    seconds_per_step: float  # without the first step
+    wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included
+    shaping: str  # `modelled`, `kernel`, `application`, or `none`
+
+    @classmethod
+    def of(cls, outcome: RunOutcome) -> TimedFinding:
+        return cls(
+            seconds_per_step=outcome.seconds_per_step,
+            wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,
+            shaping=outcome.shaping,
+        )
 
 
 class TimingCell(JobCell, frozen=True, kw_only=True):
-    """One short training on a link."""
+    """One short training on a link, by the modelled clock."""
 
-    finding = TimingFinding
+    finding = TimedFinding
 
     design: str
-    model: str
-    data: str
-    workers: int
     link: str
     steps: int
     lr: float | None = None
-    seed: int = 0
 
-    def run(self, on_progress: OnProgress) -> TimingFinding:
-        outcome = modelled.run(self.job(), on_event=following(on_progress))
-        return TimingFinding(seconds_per_step=outcome.seconds_per_step)
+    def run(self, tell: Tell) -> TimedFinding:
+        return TimedFinding.of(in_process.run(self.job(), on_event=following(tell)))

@@ -7,15 +7,15 @@ modelled clock, so that no machine runs ahead of others, and seconds of an itera
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from functools import partial
 from typing import Any
 
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.jobs import modelled
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
-from thinwire_lab.studies.reproduce.job_cells import following
+from thinwire_lab.studies.reproduce.entry import Cell, Found, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
@@ -32,32 +32,28 @@ SCALED = (
 )
 
 
-class ConvergenceFinding(Finding, frozen=True, kw_only=True):
-    """Pairs of an iteration and the test accuracy, 0 … 1."""
-
-    evaluations: list[tuple[int, float]]
-
-
 class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
     """One training, evaluated every `eval_steps` iterations."""
 
-    finding = ConvergenceFinding
+    finding = TrainingFinding
 
     eval_steps: int
 
-    def run(self, on_progress: OnProgress) -> ConvergenceFinding:
-        outcome = modelled.run(self.job(), on_event=following(on_progress))
-        points = {point.step: point.accuracy for point in outcome.curve}
-        return ConvergenceFinding(evaluations=sorted({**points, outcome.steps: outcome.test_accuracy}.items()))
+    def run(self, tell: Tell) -> TrainingFinding:
+        return train(self, tell)
 
 
 Curve = list[tuple[int, float]]
 
 
-def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[ConvergenceCell]:
+def _trainings(designs: Sequence[str], scale: Scale, machines: int | None = None) -> list[ConvergenceCell]:
     model, data = on.pair(scale, _NETWORK)
     steps = _ITERATIONS[scale]
-    shared: dict[str, Any] = {"model": model, "data": data.replace("test=200]", "test=2000]"), "workers": machines}
+    shared: dict[str, Any] = {
+        "model": model,
+        "data": data.replace("test=200]", "test=2000]"),
+        "workers": machines or on.NODES[scale],
+    }
     shared |= {"steps": steps, "eval_steps": max(1, steps // _POINTS)}
     return [ConvergenceCell(design=design, seed=seed, **shared) for seed in range(_SEEDS[scale]) for design in designs]
 
@@ -66,9 +62,10 @@ def _curves(found: Found) -> dict[tuple[str, int], Curve]:
     """Returns accuracies, means over seeds, by design and number of machines."""
     trained, curves = found.of(ConvergenceCell), dict[tuple[str, int], Curve]()
     for design, machines in dict.fromkeys((cell.design, cell.workers) for cell in trained):
-        runs = [each.evaluations for each in trained.where(design=design, workers=machines).values()]
-        points = zip(*runs, strict=True)
-        curves[design, machines] = [(each[0][0], fmean(accuracy for _, accuracy in each)) for each in points]
+        runs = trained.where(design=design, workers=machines)
+        accuracies = runs.steps(lambda each: [accuracy for _, accuracy in each.evaluations])
+        steps = [step for step, _ in runs.first[1].evaluations]
+        curves[design, machines] = list(zip(steps, accuracies, strict=True))
     return curves
 
 
@@ -79,10 +76,6 @@ def _setting(found: Found) -> str:
         f"{first.model} on {first.data}, {max(cells.each('workers'))} machines, batches of {first.batch}, "
         f"{first.steps:,} iterations on each, SGD of rate {first.lr:g}, {cells.seeds}."
     )
-
-
-def _by_iteration_cells(scale: Scale) -> list[Cell]:
-    return [*_trainings(_COMPARED, scale, on.NODES[scale])]
 
 
 def _show_iterations(found: Found) -> Shown:
@@ -104,8 +97,7 @@ def _show_iterations(found: Found) -> Shown:
 
 
 def _by_time_cells(scale: Scale) -> list[Cell]:
-    machines = on.NODES[scale]
-    trained = [*_trainings((on.TENSORFLOW, on.STALE_TOP), scale, machines), *_trainings(("fp32",), scale, 1)]
+    trained = [*_trainings((on.TENSORFLOW, on.STALE_TOP), scale), *_trainings(("fp32",), scale, 1)]
     return [*trained, *on.nodes((on.TENSORFLOW, on.STALE_TOP), scale, on.RESNET, network=_NETWORK)]
 
 
@@ -161,6 +153,6 @@ def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | N
 
 ENTRIES = scaled(
     *("mps", SCALED),
-    ("figure-5.7", "accuracy by iteration", 2, _by_iteration_cells, _show_iterations),
+    ("figure-5.7", "accuracy by iteration", 2, partial(_trainings, _COMPARED), _show_iterations),
     ("figure-5.8", "training time to accuracy", 2, _by_time_cells, _show_times),
 )

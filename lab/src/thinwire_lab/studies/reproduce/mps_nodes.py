@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from thinwire.quantities import counted
 from thinwire.transports.links import parse_rate
-from thinwire_lab.jobs import modelled
-from thinwire_lab.jobs.cluster import Links, choose_links
+from thinwire_lab.engines.starters import forks
+from thinwire_lab.jobs import in_process, processes
+from thinwire_lab.jobs.cluster import Links, Place, choose_links
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale
+from thinwire_lab.studies.reproduce.entry import Finding, Found, Scale
 from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, Pair, following, stand_in
 from thinwire_lab.workloads.training import training
 
@@ -67,64 +70,62 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
     """Base class of the machines' trainings: the thesis's canonical SGD with a learning rate of 0.1."""
 
     design: str
-    model: str
-    data: str
-    workers: int
     steps: int
     batch: int = 16
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
     schedule: str = "constant"
-    seed: int = 0
 
     def job(self, **more: Any) -> Job:
         return super().job(servers_on_workers=True, **more)
 
-    def impossible(self, finding: Any) -> str | None:
-        if not isinstance(finding, StepFinding):
-            return None
-        if finding.seconds_per_step <= 0:
-            return f"a step of {finding.seconds_per_step:.3g} s, for the shorter of two runs took longer"
-        found = speedup(self, finding)
-        return f"a speed-up of {found:.2f} with {counted(self.workers, 'machine')}" if found > self.workers else None
 
-
-class StepFinding(Finding, frozen=True, kw_only=True):
+class NodesFinding(Finding, frozen=True, kw_only=True):
     """Seconds of a step of several machines, and of one."""
 
     seconds_per_step: float  # by the modelled clock, or measured
     single_s: float  # of a step of a single machine, measured
     link: str  # rate of every machine's link
-
-
-class NodesFinding(StepFinding, frozen=True, kw_only=True):
-    """The results of a run by the modelled clock."""
-
+    shaping: str  # `modelled`; of a measured run `kernel`, or `none`
     sent_bytes: float  # of a machine's packets in a step, as worker and as server, to itself included
 
 
 class NodesCell(MachineCell, frozen=True, kw_only=True):
-    """A short run on links with a given share of generated gradients."""
+    """A short run on links with a given share of generated gradients.
+
+    A `measured` run has real processes, a worker and a server for each machine; the others are modelled.
+    """
 
     finding = NodesFinding
 
     generated: float
+    measured: bool = False
 
-    def run(self, on_progress: OnProgress) -> NodesFinding:
+    def run(self, tell: Tell) -> NodesFinding:
         single = single_steps(self.job())
-        link = thin_link(self, self.generated, statistics.median(single))
-        modelled.run(self.job(link=link, steps=2))  # kernels are loaded, memory is there
-        seconds_per_step, sent_bytes = steady(
-            modelled.run(self.job(link=link, steps=FIRST)),
-            modelled.run(self.job(link=link), on_event=following(on_progress)),
-        )
+        once: Callable[..., RunOutcome] = in_process.run
+        if self.measured:
+            link, links = machine_links(self, self.generated, statistics.median(single))
+            once = partial(processes.run, place=Place(links=links, starter=forks()))
+        else:
+            link = thin_link(self, self.generated, statistics.median(single))
+            once(self.job(link=link, steps=2))  # kernels are loaded, memory is there
+        short, long = once(self.job(link=link, steps=FIRST)), once(self.job(link=link), on_event=following(tell))
+        seconds_per_step, sent_bytes = steady(short, long)
         return NodesFinding(
             seconds_per_step=seconds_per_step,
             single_s=statistics.median([*single, *single_steps(self.job())]),
             link=link,
+            shaping=long.shaping,
             sent_bytes=sent_bytes / self.workers,
         )
+
+    def impossible(self, finding: Any) -> str | None:
+        if finding.seconds_per_step <= 0:
+            return f"a step of {finding.seconds_per_step:.3g} s, for the shorter of two runs took longer"
+        found = speedup(self, finding)
+        return f"a speed-up of {found:.2f} with {counted(self.workers, 'machine')}" if found > self.workers else None
 
 
 def steady(less: RunOutcome, more: RunOutcome) -> tuple[float, float]:
@@ -149,15 +150,12 @@ def pair(scale: Scale, network: str = "resnet20") -> Pair:
 
 
 def nodes(
-    designs: Sequence[str], scale: Scale, generated: float, *, workers: int | None = None, network: str = "resnet20"
+    designs: Sequence[str], scale: Scale, generated: float, *, network: str = "resnet20", **own: Any
 ) -> list[NodesCell]:
-    """Returns the runs of some designs, by default on the scale's number of machines."""
+    """Returns the runs of some designs, by default modelled and on the scale's number of machines."""
     chosen, examples = pair(scale, network)
-    machines, steps = workers or NODES[scale], STEPS[scale]
-    return [
-        NodesCell(design=each, model=chosen, data=examples, workers=machines, generated=generated, steps=steps)
-        for each in designs
-    ]
+    shared: dict[str, Any] = {"model": chosen, "data": examples, "workers": NODES[scale], "steps": STEPS[scale]}
+    return [NodesCell(design=each, generated=generated, **shared | own) for each in designs]
 
 
 def setting(found: Found) -> str:

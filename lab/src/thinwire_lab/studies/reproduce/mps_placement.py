@@ -9,9 +9,10 @@ from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.placements import deviation, variation
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, OnProgress, Scale, Shown, Study, chart
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown, chart
 
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
@@ -48,7 +49,7 @@ class NetworkCell(Cell, frozen=True, kw_only=True):
     network: str
     servers: int = SERVERS
 
-    def run(self, on_progress: OnProgress) -> NetworkFinding:
+    def run(self, tell: Tell) -> NetworkFinding:
         tensors = architecture(self.network)
         tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
         placed = {name: placement(name).place(tables, self.servers) for name in _POLICIES if name != _RISING}
@@ -110,7 +111,7 @@ def _show_variation(found: Found) -> Shown:
 
 
 ENTRIES = tuple(
-    Entry(paper="mps", item=item, shows=shows, status="done", minutes=0.1, study=Study(cells=_cells, show=show))
+    Entry(paper="mps", item=item, shows=shows, status="done", minutes=0.1, cells=_cells, show=show)
     for item, shows, show in (
         ("figure-5.2", "layer sizes of three models", _show_sizes),
         ("figure-5.3", "variation of placement strategies", _show_variation),

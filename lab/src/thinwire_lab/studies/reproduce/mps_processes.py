@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from thinwire_lab.engines.starters import forks
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.entry import Finding, Found, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
@@ -37,48 +38,16 @@ _DESIGNS = (on.TENSORFLOW, on.STALE_TOP)
 _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
 
 
-class MeasuredFinding(on.StepFinding, frozen=True, kw_only=True):
-    """The results of a run of processes."""
-
-    shaping: str  # `kernel`, or `none`
-
-
-class MeasuredCell(MachineCell, frozen=True, kw_only=True):
-    """A short run of processes, a worker and a server for each machine; `generated` decides the links' rate."""
-
-    finding = MeasuredFinding
-
-    generated: float
-
-    def run(self, on_progress: OnProgress) -> MeasuredFinding:
-        single = on.single_steps(self.job())
-        link, links = on.machine_links(self, self.generated, statistics.median(single))
-        place = Place(links=links, starter=forks())
-        short = processes.run(self.job(link=link, steps=on.FIRST), place=place)
-        long = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
-        seconds_per_step, _ = on.steady(short, long)
-        return MeasuredFinding(
-            seconds_per_step=seconds_per_step,
-            single_s=statistics.median([*single, *on.single_steps(self.job())]),
-            link=link,
-            shaping=long.shaping,
-        )
-
-
-def _cells(scale: Scale) -> list[Cell]:
-    model, data = on.pair(scale)
-    modelled = [each for count in _MACHINES[scale] for each in on.nodes(_DESIGNS, scale, on.RESNET, workers=count)]
+def _cells(scale: Scale) -> list[NodesCell]:
+    nodes = partial(on.nodes, _DESIGNS, scale, on.RESNET)
+    modelled = [each for count in _MACHINES[scale] for each in nodes(workers=count)]
     steps = on.FIRST + 3 * (on.STEPS[scale] - on.FIRST)
-    measured = [
-        MeasuredCell(design=design, model=model, data=data, workers=count, generated=on.RESNET, steps=steps)
-        for count in _MEASURED[scale]
-        for design in _DESIGNS
-    ]
+    measured = [each for count in _MEASURED[scale] for each in nodes(workers=count, steps=steps, measured=True)]
     return [*modelled, *measured]
 
 
 def _show(found: Found) -> Shown:
-    modelled, measured = found.of(NodesCell), found.of(MeasuredCell)
+    modelled, measured = found.where(measured=False), found.where(measured=True)
     ours = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in modelled.items()}
     real = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in measured.items()}
     machines = sorted(modelled.each("workers"))
@@ -151,9 +120,9 @@ class Sample:
     nbytes: Mapping[str, tuple[int, int]]
 
 
-def sample(pids: Mapping[str, int], proc: Path = Path("/proc")) -> Sample:
+def sample(pids: Mapping[str, int]) -> Sample:
     """Returns a sample of running processes by name."""
-    tick_s, seconds, nbytes = 1 / os.sysconf("SC_CLK_TCK"), {}, {}
+    proc, tick_s, seconds, nbytes = Path("/proc"), 1 / os.sysconf("SC_CLK_TCK"), {}, {}
     for name, pid in pids.items():
         with suppress(OSError):
             fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -164,53 +133,27 @@ def sample(pids: Mapping[str, int], proc: Path = Path("/proc")) -> Sample:
     return Sample(time.monotonic(), sum(machine) - machine[3] - machine[4], sum(machine), seconds, nbytes)
 
 
-class Sampler:
-    """Takes samples in a thread until its block ends."""
-
-    def __init__(self, pids: Mapping[str, int], *, interval_s: float = 0.25) -> None:
-        self.samples: list[Sample] = []  # so far
-        self._pids, self._interval_s = dict(pids), interval_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="utilisation", daemon=True)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            self.samples.append(sample(self._pids))
-            self._over.wait(self._interval_s)
-
-
 class UtilisationCell(MachineCell, frozen=True, kw_only=True):
-    """A short run of processes, sampled."""
+    """A short run of processes, sampled when worker 0 reports progress: four times a second, or every step."""
 
     finding = UtilisationFinding
 
     generated: float
 
-    def run(self, on_progress: OnProgress) -> UtilisationFinding:
+    def run(self, tell: Tell) -> UtilisationFinding:
         link, links = on.machine_links(self, self.generated, statistics.median(on.single_steps(self.job())))
-        with ExitStack() as sampling:
-            pids: dict[str, int] = {}
-            samplers: list[Sampler] = []
-            follow = following(on_progress)
+        follow, pids, samples, ended = following(tell), dict[str, int](), list[Sample](), list[str]()
 
-            def on_event(process: str, event: Event) -> None:
-                follow(process, event)
-                if isinstance(event, Progress) and not samplers and event.step > 1:
-                    samplers.append(sampling.enter_context(Sampler(pids)))
-                elif isinstance(event, Done):
-                    sampling.close()
+        def on_event(process: str, event: Event) -> None:
+            follow(process, event)
+            if isinstance(event, Done):
+                ended.append(process)
+            elif isinstance(event, Progress) and event.step > 1 and not ended:
+                samples.append(sample(pids))
 
-            place = Place(links=links, starter=forks())
-            outcome = processes.run(self.job(link=link), place=place, on_event=on_event, on_start=pids.update)
-        return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
+        place = Place(links=links, starter=forks())
+        outcome = processes.run(self.job(link=link), place=place, on_event=on_event, on_start=pids.update)
+        return utilisation(samples, link, outcome.shaping)
 
 
 def _sampled_cells(scale: Scale) -> Sequence[UtilisationCell]:

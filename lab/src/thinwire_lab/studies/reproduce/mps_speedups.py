@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import statistics
-from typing import Any
+from collections.abc import Sequence
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.studies.architectures import architecture
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.entry import Finding, Found, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import JobCell
 from thinwire_lab.studies.reproduce.mps_nodes import NodesCell
 
@@ -44,14 +44,11 @@ class SingleCell(JobCell, frozen=True, kw_only=True):
 
     finding = SingleFinding
 
-    model: str
-    data: str
+    workers: int = 1
+    design: str = "fp32"
     batch: int = 16
 
-    def job(self, **more: Any) -> Job:
-        return super().job(design="fp32", workers=1, **more)
-
-    def run(self, on_progress: OnProgress) -> SingleFinding:
+    def run(self, tell: Tell) -> SingleFinding:
         seconds = statistics.median(on.single_steps(self.job()))
         return SingleFinding(seconds=seconds, bps=on.generated_bps(self.job(), seconds))
 
@@ -106,12 +103,8 @@ def _show_times(found: Found) -> Shown:
         cases = [each for each in _CASES if (share, *each) in ours]
         names = [f"{'sync' if design == on.TENSORFLOW else 'async'} {count}" for design, count in cases]
         printed_bars = [_FIGURE[network][_CASES.index(each)] for each in cases]
-        bars = [
-            Series(label="thesis", x=names, y=printed_bars, role="paper"),
-            Series(label="ours, modelled", x=names, y=[ours[(share, *each)] for each in cases]),
-        ]
-        title = f"{network}: {share:g} of the link"
-        panels.append(Panel(title=title, x_label="", y_label="time, %", series=bars, kind="bars"))
+        bars = [ours[(share, *each)] for each in cases]
+        panels.append(_bars(f"{network}: {share:g} of the link", "time, %", names, printed_bars, bars))
     header = ["", "", "machines", "time, thesis", "ours, modelled"]
     return Shown(
         setting=on.setting(found),
@@ -186,12 +179,8 @@ def _show_grid(found: Found) -> Shown:
             paper = f"{printed[design]:.2f}" if design in printed else "–"
             lines.append([network, on.LABELS[design], paper, f"{value:.2f}", _kb(mine[design][1].sent_bytes)])
         names = [on.LABELS[design] for design in _GRID]
-        bars = [
-            Series(label="thesis", x=names, y=list(printed.values()), role="paper"),
-            Series(label="ours, modelled", x=names, y=[ours[design] for design in _GRID]),
-        ]
-        title = f"as thin a link as {network}'s"
-        panels.append(Panel(title=title, x_label="", y_label="speed-up", series=bars, kind="bars"))
+        bars = [ours[design] for design in _GRID]
+        panels.append(_bars(f"as thin a link as {network}'s", "speed-up", names, list(printed.values()), bars))
     header = ["link of", "", "speed-up, thesis", "ours, modelled", "sent by a machine, kB a step"]
     return Shown(
         setting=on.setting(found),
@@ -199,6 +188,14 @@ def _show_grid(found: Found) -> Shown:
         charts=[Chart(name="mps-figure-5.4", caption="Speed-up of combinations over one machine.", panels=panels)],
         notes=["A synchronous step with variables placed in turn stands for TensorFlow.", on.MODELLED],
     )
+
+
+def _bars(title: str, y: str, names: Sequence[str], thesis: Sequence[float], ours: Sequence[float]) -> Panel:
+    series = [
+        Series(label="thesis", x=names, y=thesis, role="paper"),
+        Series(label="ours, modelled", x=names, y=ours),
+    ]
+    return Panel(title=title, x_label="", y_label=y, series=series, kind="bars")
 
 
 def _kb(nbytes: float) -> str:

@@ -6,12 +6,10 @@ cells share the runs, and another scale adds its runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from thinwire.errors import EngineError
 from thinwire.extras import require
@@ -24,8 +22,6 @@ from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Sc
 
 TRIES = 5
 """The maximum number of runs of a cell, until its finding is possible."""
-OnCellProgress = Callable[[Cell, float, str], None]
-"""Takes a cell and `OnProgress`'s arguments during a run, and 1 with an empty text at its end."""
 
 
 def reproduce(
@@ -38,7 +34,7 @@ def reproduce(
     seeds: int | None = None,
     join: Sequence[Path] = (),
     on_cell: OnCell[Cell] = lambda *_: None,
-    on_progress: OnCellProgress = lambda *_: None,
+    tell: Tell = lambda text: None,
 ) -> list[tuple[Entry, Shown]]:
     """Makes the runs that the folder lacks, and writes the page, which quotes `command`; returns its entries.
 
@@ -49,13 +45,11 @@ def reproduce(
     results = Results(folder / RESULTS, kinds)
     if sum([results.join(read_runs(path, kinds)) for path in join]):
         results.save({})
-    studies = [(entry, entry.study) for entry in entries if entry.study is not None]
-    asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
-    needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
-    make(needed, results, on_cell=on_cell, on_progress=on_progress)
-    shown = [
-        (entry, study.show(Found({cell: found(results, cell) for cell in asked[entry.id]}))) for entry, study in studies
-    ]
+    asked = {entry.id: _of_seeds(entry.cells(scale), seeds) for entry in entries}
+    needed = list(dict.fromkeys(cell for cells in asked.values() for cell in cells))
+    made: dict[Cell, Finding] = {}
+    run(Runs(needed), results, made, on_cell=on_cell, tell=tell)
+    shown = [(entry, entry.show(Found({cell: made[cell] for cell in asked[entry.id]}))) for entry in entries]
     keys = [cell.key() for cell in needed]
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
     date = datetime.now(UTC).date().isoformat()
@@ -63,52 +57,33 @@ def reproduce(
     return shown
 
 
-def make(
-    needed: Sequence[Cell], results: Results[Finding], *, on_cell: OnCell[Cell], on_progress: OnCellProgress
-) -> None:
-    """Makes the runs that the results lack."""
-    if needed:
-        run(_Runs(needed, on_progress), results, {}, on_cell=on_cell)
+class Runs(Grid[Cell, Finding]):
+    """The cells of all entries.
 
-
-class _Runs(Grid[Cell, Finding]):
-    """The cells of all entries."""
+    Cells of two classes may have equal settings if one class's finding extends the other's; the larger finding serves
+    both.
+    """
 
     kinds = (Finding,)
 
-    def __init__(self, needed: Sequence[Cell], on_progress: OnCellProgress) -> None:
-        self._needed, self._on_progress = needed, on_progress
+    def __init__(self, needed: Sequence[Cell]) -> None:
+        self._needed = needed
 
     def cells(self) -> Sequence[Cell]:
         return self._needed
-
-    def key(self, cell: Cell) -> dict[str, Any]:
-        return cell.key()
 
     def outdated(self, cell: Cell, figures: Finding, before: Measured[Cell, Finding]) -> bool:
         return not isinstance(figures, cell.finding) or cell.impossible(figures) is not None
 
     def measure(self, cell: Cell, before: Measured[Cell, Finding], tell: Tell) -> Finding:
         for _ in range(TRIES):
-            finding = cell.run(partial(self._on_progress, cell))
-            wrong = cell.impossible(finding)
-            if wrong is None:
-                self._on_progress(cell, 1.0, "")
+            finding = cell.run(tell)
+            if (wrong := cell.impossible(finding)) is None:
                 return finding
         raise EngineError(
             f"{cell}: {wrong}, in the last of {TRIES} tries. This machine is loaded: run the same command again when "
             "it is idle"
         )
-
-
-def found(results: Results[Finding], cell: Cell) -> Finding | None:
-    """Returns the finding of a cell, or None if no run of it is stored.
-
-    Cells of two classes may have equal settings if one class's finding extends the other's; the larger cell needs the
-    larger finding.
-    """
-    finding = results.find(cell.key())
-    return finding if isinstance(finding, cell.finding) else None
 
 
 def draw_charts(

@@ -18,7 +18,8 @@ from torch import nn
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, scaled
+from thinwire_lab.jobs.grid import Tell
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 
@@ -107,7 +108,7 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
 
     finding = GradientsFinding
 
-    def run(self, on_progress: OnProgress) -> GradientsFinding:
+    def run(self, tell: Tell) -> GradientsFinding:
         looked = {round(number * (self.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
         waiting: defaultdict[tuple[int, str], dict[int, torch.Tensor]] = defaultdict(dict)  # by rank: any may be first
         found: list[Histograms] = []
@@ -124,14 +125,13 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
                     by_rank = [each for _, each in sorted(waiting.pop((step, name)).items())]
                     found.append(histograms(name, step, by_rank, seed=self.seed))
 
-        return train(self, on_progress, on_step=on_step).extended(GradientsFinding, histograms=found)
+        return GradientsFinding(**msgspec.structs.asdict(train(self, tell, on_step=on_step)), histograms=found)
 
 
 def _cells(scale: Scale) -> Sequence[GradientsCell]:
     model, data = pair(scale)
-    batch, steps = (16, _STEPS[scale]) if scale == "tiny" else (128, _STEPS[scale])
-    given: dict[str, Any] = {"design": LARGE, "model": model, "data": data, "batch": batch, "steps": steps}
-    return [GradientsCell(**given, workers=2, eval_steps=0, lr=0.01)]
+    shared: dict[str, Any] = {"workers": 2, "batch": 16 if scale == "tiny" else 128, "eval_steps": 0, "lr": 0.01}
+    return [GradientsCell(design=LARGE, model=model, data=data, steps=_STEPS[scale], **shared)]
 
 
 def _show(found: Found) -> Shown:

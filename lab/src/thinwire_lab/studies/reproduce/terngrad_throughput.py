@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, Scale, Shown, scaled
 
 GPUS = tuple(2**power for power in range(10))
 GPUS_PER_MACHINE = 4
@@ -61,7 +62,7 @@ class ThroughputCell(Cell, frozen=True, kw_only=True):
     network: str
     cluster: str
 
-    def run(self, on_progress: OnProgress) -> ThroughputFinding:
+    def run(self, tell: Tell) -> ThroughputFinding:
         def images_per_s(what: str, gpus: int) -> float:
             return gpus * _BATCH[self.network] / step_s(self.network, CLUSTERS[self.cluster], what, gpus)
 

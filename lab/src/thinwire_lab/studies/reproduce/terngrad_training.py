@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
+from thinwire_lab.jobs.grid import Tell
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import Pair, TrainingCell, TrainingFinding, stand_in, train
 
 FLOATING, TERNARY = "fp32", "terngrad[last_layer=same]"
@@ -56,7 +58,7 @@ class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
 
     finding = CurvesFinding
 
-    def run(self, on_progress: OnProgress) -> CurvesFinding:
+    def run(self, tell: Tell) -> CurvesFinding:
         coder, zeros = codec("terngrad"), []
 
         def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
@@ -65,7 +67,7 @@ class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
                 values = torch.as_tensor(decode(coder.encode(gradient, key=coder.key(self.seed, "zeros", step))))
                 zeros.append(float((values == 0).float().mean()))
 
-        return train(self, on_progress, on_step=on_step).extended(CurvesFinding, zeros=zeros)
+        return CurvesFinding(**msgspec.structs.asdict(train(self, tell, on_step=on_step)), zeros=zeros)
 
 
 def pair(scale: Scale) -> Pair:
@@ -172,20 +174,13 @@ def adam_pair(scale: Scale) -> Pair:
 def _adam_cells(scale: Scale) -> Sequence[RecipeCell]:
     model, data = adam_pair(scale)
     shared: dict[str, Any] = {"optimizer": "Adam", "lr": 2e-4, "weight_decay": _DECAY, "schedule": "constant"}
-    return [
-        RecipeCell(
-            design=design,
-            model=model,
-            data=data,
-            workers=workers,
-            batch=16 if data == "digits" else total // workers,
-            steps=max(2, _ADAM_STEPS[scale] * steps // _PAPER[0][2]),
-            eval_steps=0,
-            **shared,
-        )
-        for total, workers, steps, *_ in _PAPER
-        for design in (FLOATING, TERNARY)
-    ]
+    shared["eval_steps"] = 0
+    cells = []
+    for total, workers, steps, *_ in _PAPER:
+        batch = 16 if data == "digits" else total // workers
+        own = {"workers": workers, "steps": max(2, _ADAM_STEPS[scale] * steps // _PAPER[0][2]), "batch": batch}
+        cells += [RecipeCell(design=each, model=model, data=data, **shared | own) for each in (FLOATING, TERNARY)]
+    return cells
 
 
 def _against(accuracy: float, base: float, design: str) -> str:

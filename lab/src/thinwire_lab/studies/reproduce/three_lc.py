@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -178,14 +179,11 @@ def _show_table_2(found: Found) -> Shown:
 def _show_figure_6(found: Found) -> Shown:
     panels, lines = [], []
     for multiplier in ("1.0", "1.75"):
-        histories = [each.history for each in found.where(design=by_multiplier(multiplier)).values()]
-        steps = len(histories[0].losses)
-        push = [fmean([each.bits_push[step] for each in histories]) for step in range(steps)]
-        pull = [fmean([each.bits_pull[step] for each in histories]) for step in range(steps)]
-        series = []
+        runs, series = found.where(design=by_multiplier(multiplier)), []
+        push, pull = (runs.steps(attrgetter(f"history.bits_{way}")) for way in ("push", "pull"))
         for label, values in (("push", push), ("pull", pull)):
             x, y = smooth(values[1:], most=100)
-            series.append(Series(label=label, x=[(1 + each) / steps for each in x], y=y))
+            series.append(Series(label=label, x=[(1 + each) / len(push) for each in x], y=y))
         panels.append(
             Panel(title=f"s = {multiplier}", x_label="share of the steps", y_label="bits a value", series=series)
         )
@@ -203,12 +201,11 @@ def _show_figure_6(found: Found) -> Shown:
 def _show_figure_4(found: Found) -> Shown:
     losses, accuracies, lines = [], [], []
     for design in found.each("design"):
-        mine = list(found.where(design=design).values())
-        curves = [each.history.losses for each in mine]
-        x, y = smooth([fmean(step) for step in zip(*curves, strict=True)], most=60)
+        mine = found.where(design=design)
+        x, y = smooth(mine.steps(lambda each: each.history.losses), most=60)
         losses.append(Series(label=design, x=x, y=y))
-        steps = [step for step, _ in mine[0].evaluations]
-        points = [100 * fmean([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
+        steps = [step for step, _ in mine.first[1].evaluations]
+        points = mine.steps(lambda each: [100 * accuracy for _, accuracy in each.evaluations])
         accuracies.append(Series(label=design, x=steps, y=points))
         half = next(i for i, step in enumerate(steps) if 2 * step >= steps[-1])
         lines.append([design, f"{y[-1]:.3f}", f"{points[half]:.2f}", f"{points[-1]:.2f}"])

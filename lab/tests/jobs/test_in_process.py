@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire.planner.transport_costs import TCP_PAYLOAD_NBYTES
-from thinwire_lab.jobs import in_process, modelled
+from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks
 
@@ -17,28 +17,28 @@ def job(**changes: object) -> Job:
 def test_modelled_run_has_the_weights_and_bytes_of_other_runs() -> None:
     others = ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True})
     for changes in (*others, {"dropout": 0.25}):
-        ours, plain = modelled.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
+        ours, plain = in_process.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
         assert (ours.weights, ours.test_accuracy) == (plain.weights, plain.test_accuracy), changes
         assert (ours.wire_bytes_push, ours.wire_bytes_pull) == (plain.wire_bytes_push, plain.wire_bytes_pull), changes
         assert (ours.shaping, ours.link, ours.in_process) == ("modelled", "100mbit", True)
 
 
 def test_modelled_link_decides_the_seconds_of_a_step() -> None:
-    outcome = modelled.run(job(link="1mbit"))
+    outcome = in_process.run(job(link="1mbit"))
     pushes = 8 * outcome.wire_bytes_push / 4 / 1e6  # seconds in which a step's gradients cross the server's link
     # Updates come back while later gradients leave, or after them; computing is a matter of milliseconds.
     assert 1.04 * pushes < outcome.seconds_per_step < 2.2 * pushes
-    shared = modelled.run(job(link="1mbit", servers_on_workers=True))
+    shared = in_process.run(job(link="1mbit", servers_on_workers=True))
     assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
 
 
 def test_modelled_run_impossible_options_raise_config_error() -> None:
     with pytest.raises(ConfigError, match="budget"):
-        modelled.run(job(steps=None, seconds=3.0))
-    gpu = job()
+        in_process.run(job(steps=None, seconds=3.0))
+    gpu = job(link="1mbit")
     object.__setattr__(gpu, "device", "cuda")
     with pytest.raises(ConfigError, match="cuda"):
-        modelled.run(gpu)
+        in_process.run(gpu)
 
 
 SECOND = 1000 * TCP_PAYLOAD_NBYTES
