@@ -51,6 +51,17 @@ class TestConnecting:
             worker.join(WAIT_S)
         assert reached == [b"4"]
 
+    def test_connect_waits_longer_for_a_busy_server_than_for_a_missing_one(self, grpc_cluster: Cluster) -> None:
+        gate = threading.Event()  # holds the server's loop, as kernels do that it compiles when a worker joins
+        recorder = grpc_cluster.serve(lambda *_: gate.wait(WAIT_S))  # type: ignore[arg-type]
+        grpc_cluster.connect().send(b"1")
+        recorder.wait(recorder.packets)
+        opener = threading.Timer(4.0, gate.set)
+        opener.start()
+        with connect(grpc_cluster.server.address, connect_timeout_s=1.0):
+            assert gate.is_set()
+        opener.join()
+
 
 class TestServerGone:
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])

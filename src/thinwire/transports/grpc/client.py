@@ -24,6 +24,7 @@ from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
     METHOD,
+    QUEUED_S,
     SERVICE,
     TOKEN_KEY,
     TOKEN_SCHEME,
@@ -39,7 +40,7 @@ else:
 _log = logging.getLogger(__name__)
 
 QUERY_AFTER_S, QUERY_S = 1.0, 0.5
-"""Seconds without a connection after which its error is queried, and longest time of a query."""
+"""Seconds without an answer after which the connection's state is queried, and longest time of a query."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
 """gRPC's texts for untrusted certificates; the last two, old and new, for a certificate of another host."""
 CLOSED = ("Socket closed", "Connection reset")
@@ -53,7 +54,8 @@ def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptio
 
     Args:
         address: `host:port` or `grpc://host:port`.
-        connect_timeout_s: longest wait for the server's answer, in seconds.
+        connect_timeout_s: longest wait for a connection, in seconds. A server that has taken it may be busy, and is
+            waited for.
         options: limits, keepalive, shaping and encryption; None takes the defaults.
 
     Raises:
@@ -130,15 +132,21 @@ class GrpcConnection(Connection):
         return grpc.secure_channel(self.address, credentials, arguments)
 
     def _await_server(self, timeout_s: float) -> None:
-        deadline, answered, told, failure, refusal = time.monotonic() + timeout_s, False, False, "", ""
-        while not (answered or refusal) and (left := deadline - time.monotonic()) > 0:
+        begun, answered, busy, told, failure, refusal = time.monotonic(), False, False, "", "", ""
+        while not (answered or refusal) and (left := begun + timeout_s - time.monotonic()) > 0:
             with self._inbox.changed:
                 wait_for = self._inbox.changed.wait_for
                 answered = wait_for(lambda: self._ready or self._inbox.over, min(left, QUERY_AFTER_S))
-            if not (answered or told):
-                _log.warning("no server at %s yet: this worker waits for it, %g s at most", self.address, timeout_s)
-                told = True
-            failure = "" if answered else self._last_failure()
+            if answered:
+                break
+            if not busy and (busy := self._is_connected()):
+                timeout_s = max(timeout_s, QUEUED_S)
+            state = f"the server at {self.address} is busy" if busy else f"no server at {self.address} yet"
+            if told != state:
+                _log.warning("%s: this worker waits for it, %g s at most", state, timeout_s)
+                told = state
+            # Not while the server is busy: there is no failure then, and queries would use up the connection's streams.
+            failure = "" if busy else self._last_failure()
             refusal = self._refusal(failure)
         error = self._inbox.error
         if answered and error is None:
@@ -148,6 +156,8 @@ class GrpcConnection(Connection):
             raise TransportError(error)
         if refusal:
             raise TransportError(refusal)
+        if busy:
+            raise DeadlineError(f"the server at {self.address} did not answer within {timeout_s} s: it may hang")
         if "Socket closed" in failure:
             wanted = "; it may want a certificate (--tls-cert) that its own ca has signed"
             failure = "it hung up" + (wanted if self._options.tls is not None else "")
@@ -156,6 +166,17 @@ class GrpcConnection(Connection):
             f"no server answered at {self.address} within {timeout_s} s; check that it runs, that the "
             f"address is right and reachable, and that both ends use TLS or neither does{failure}"
         )
+
+    def _is_connected(self) -> bool:
+        """Whether what listens at the address speaks HTTP/2 and, with TLS, trusts this worker."""
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout=QUERY_S)
+        except grpc.FutureTimeoutError:
+            return False
+        finally:
+            ready.cancel()
+        return True
 
     def _last_failure(self) -> str:
         """Returns why there is no connection, which the session's call does not report; empty with a connection."""
