@@ -10,7 +10,7 @@ FRAMEWORKS := .venv-frameworks
 # Where it is set, each of the suite's hundred processes compiles the package's sources once more, in most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types tests test-long test-frameworks test-versions test-gpu bench docs clean
+.PHONY: demo test lint types tests test-long test-frameworks test-versions test-gpu bench results docs clean
 
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +64,9 @@ test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 
 bench: $(VENV)/.base  ## codec speed beside this machine's own limits
 	$(BIN)/thinwire bench codecs $(ARGS)
+
+results: $(VENV)/.base  ## what docs/results.md lacks for these sources: hours; names and minutes: make results ARGS=--list
+	$(BIN)/python -m thinwire_lab.results $(ARGS)
 
 $(VENV)/.docs: $(VENV)/.base
 	$(PIP) -e '.[docs]'

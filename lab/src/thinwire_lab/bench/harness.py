@@ -62,8 +62,9 @@ class Bench(Grid[C, F], Generic[C, F]):
         return [Table(header, lines, left=self.left)]
 
     def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
-        """Returns the tables as data for the file of results."""
-        return {"rows": [_row(cell, run) | self.compared(cell, measured) for cell, run in measured.items()]}
+        """Returns a row for each cell, the tables and the notes, for the file of results."""
+        rows = [_row(cell, run) | self.compared(cell, measured) for cell, run in measured.items()]
+        return {"rows": rows, "tables": self.tables(measured), "notes": self.notes(measured)}
 
     def thin_link(self) -> tuple[str | None, str]:
         """Returns a limited link of the grid, which may need privileges, or None; and the kind of shaping."""

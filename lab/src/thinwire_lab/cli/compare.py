@@ -69,14 +69,16 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             console.print(f"finished runs are in {kept}; the same command continues from there", soft_wrap=True)
         raise
     page.write_page(out / REPORT, compare_page.page(findings))
-    if json is not None:  # before the tables: standard output may take nothing
-        write_json(json, json_format.loads((out / RESULTS).read_text()))
+    tables = []
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
         workers = counted(asked.workers, "worker")
-        show(compare_page.designs_table(rows, f"{model} on {asked.data}, {workers}, seeds: {asked.seeds}"))
-        if (times := compare_page.times_table(rows)) is not None:
-            show(times)
+        tables.append(compare_page.designs_table(rows, f"{model} on {asked.data}, {workers}, seeds: {asked.seeds}"))
+        tables += filter(None, [compare_page.times_table(rows)])
+    if json is not None:  # before the tables are shown: standard output may take nothing
+        write_json(json, json_format.loads((out / RESULTS).read_text()) | {"tables": tables})
+    for table in tables:
+        show(table)
     console.print(f"wrote {out / RESULTS} and {out / REPORT}", markup=False, soft_wrap=True)
     if findings.failures:
         first = findings.failures[0]
