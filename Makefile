@@ -17,11 +17,11 @@ $(VENV)/.pip:
 	$(PIP) setuptools wheel
 	touch $@
 
-$(VENV)/.base: $(VENV)/.pip pyproject.toml lab/pyproject.toml constraints.txt
+$(VENV)/.base: $(VENV)/.pip pyproject.toml lab/pyproject.toml src/thinwire/version.py constraints.txt
 	$(PIP) -e '.[all]' -e ./lab
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.pip pyproject.toml lab/pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml lab/pyproject.toml src/thinwire/version.py constraints.txt
 	$(PIP) -e '.[all,dev]' -e ./lab
 	touch $(VENV)/.base $@
 

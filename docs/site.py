@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-FIRST = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
+FIRST = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 COMMANDS = ("server", "certs", "plan", "watch", "report", "inspect", "codecs", "designs")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", "": "dockerfile"}
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s#]+)(?=[)#])")
@@ -72,6 +72,8 @@ def on_page_markdown(markdown: str, /, *, page: Page, files: Files, **_: Any) ->
     """Turns links to the repository's files into links to pages, named by titles; adds the sections of the commands."""
     if page.file.src_uri == "commands.md":
         markdown += "".join(map(command_section, COMMANDS))
+    if page.file.src_uri == "api.md":  # otherwise the table of contents lists `compress` three times
+        markdown = re.sub(r"{heading: ([^,}]+)", r"\g<0>, toc_label: \1", markdown)
     pages = FIRST | examples()
     sources = {there: source for source, there in pages.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")

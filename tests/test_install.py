@@ -18,10 +18,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from thinwire.extras import EXTRAS
+from thinwire.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 PACKED = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 """Beside the sources, what packages are made of."""
+DATA = {
+    "thinwire": {"thinwire/py.typed", "thinwire/reports/codec_sample.json"},
+    "thinwire_lab": {"thinwire_lab/py.typed", "thinwire_lab/workloads/digits.npz"},
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 WITHOUT = """
@@ -142,29 +147,46 @@ def names(archive: Path) -> set[str]:
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
 
-def test_source_archive_has_no_tests(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    for name in (*PACKED, "src/thinwire/__init__.py", "src/thinwire/py.typed", "tests/test_install.py"):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-c", SDIST, str(tmp_path)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    [archive] = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        found = {name.partition("/")[2] for name in packed.getnames()}
-    assert "src/thinwire/py.typed" in found
-    assert not any(name.startswith("tests") for name in found)
+def copy_sources(folder: Path) -> dict[str, Path]:
+    """Copies what both packages are made of; returns the folder of each."""
+    for name in PACKED:
+        for package in (".", "lab"):
+            (folder / package).mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / package / name, folder / package / name, follow_symlinks=False)
+    for sources in ("src", "lab/src"):
+        shutil.copytree(ROOT / sources, folder / sources, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return {"thinwire": folder, "thinwire_lab": folder / "lab"}
+
+
+def test_version_is_the_same_in_all_files() -> None:
+    lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
+    assert lab["version"] == VERSION
+    assert f"thinwire[all]=={VERSION}" in lab["dependencies"]
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n{VERSION}, " in (ROOT / "README.md").read_text().partition("## Status")[2]
+
+
+def test_source_archives_have_data_and_license_but_no_tests(tmp_path: Path) -> None:
+    for package, source in copy_sources(tmp_path / "source").items():
+        (source / "tests").mkdir()
+        shutil.copy(ROOT / "tests/test_install.py", source / "tests")
+        built = tmp_path / package
+        command = [sys.executable, "-c", SDIST, str(built)]
+        done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        [archive] = built.glob("*.tar.gz")
+        assert archive.name == f"{package}-{VERSION}.tar.gz"
+        with tarfile.open(archive) as packed:
+            members = {member.name.partition("/")[2]: member for member in packed.getmembers()}
+        assert members.keys() >= {f"src/{name}" for name in DATA[package]}
+        assert members["LICENSE"].isfile(), "not a link, which would lead nowhere"
+        assert not any(name.startswith("tests") for name in members)
 
 
 @pytest.mark.long
-def test_wheel_and_source_archive_install_into_a_fresh_environment(tmp_path: Path) -> None:
+def test_wheels_and_source_archives_install_into_a_fresh_environment(tmp_path: Path) -> None:
     """Nothing is downloaded: the fresh environment has links to the base requirements of this one, and to no other."""
-    source, built = tmp_path / "source", tmp_path / "built"
-    source.mkdir()
-    for name in PACKED:
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
 
     def run(*command: object, status: int = 0, cwd: Path = tmp_path) -> str:
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
@@ -179,20 +201,20 @@ def test_wheel_and_source_archive_install_into_a_fresh_environment(tmp_path: Pat
         [made] = to.glob("*.whl")
         return made
 
-    run(sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(built)!r})", cwd=source)
-    [archive] = built.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        assert any(name.endswith("workloads/digits.npz") for name in packed.getnames())
-    direct, again = wheel(source, built), wheel(archive, tmp_path / "again")
-    assert names(direct) == names(again)
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    assert names(direct) >= sources | {"thinwire/py.typed", "thinwire/bench/codec_sample.json"}
-
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=True, symlinks=True)
     python, command = fresh / "bin" / "python", fresh / "bin" / "thinwire"
     [folder] = fresh.glob("lib/python*/site-packages")
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", direct)
+    for package, source in copy_sources(tmp_path / "source").items():
+        built = tmp_path / package
+        direct = wheel(source, built)
+        run(sys.executable, "-c", SDIST, built, cwd=source)
+        [archive] = built.glob("*.tar.gz")
+        assert names(direct) == names(wheel(archive, built / "again"))
+        modules = {str(path.relative_to(source / "src")) for path in (source / "src").rglob("*.py")}
+        assert {name for name in names(direct) if ".dist-info/" not in name} == modules | DATA[package]
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names(direct))
+        run(python, "-m", "pip", "install", "--no-deps", "--no-index", direct)
     base = closure(PROJECT["dependencies"])
     assert not base.keys() & {"grpcio", "typer", "rich", "matplotlib", "prometheus-client"}
     link(base, folder)
@@ -209,7 +231,7 @@ print(tw.__file__, data("digits"), len(recorded()))
         "error: the command thinwire needs typer and rich, which are not installed: pip install 'thinwire[cli]'\n"
     )
     link(closure(PROJECT["optional-dependencies"]["cli"]), folder)
-    assert run(command, "--version") == f"thinwire {PROJECT['version']}\n"
+    assert run(command, "--version") == f"thinwire {VERSION}\n"
     assert "pip install 'thinwire[server]'" in run(command, "train", "--steps", "2", status=2)
     link(closure(PROJECT["optional-dependencies"]["server"]), folder)
     assert "wrote" in run(command, "train", "--steps", "5", "--workers", "2", "--json", tmp_path / "out.json")

@@ -93,6 +93,8 @@ def try_version(version: str, folder: Path, pip_options: Sequence[str], *, cuda:
         refused = needed is not None and "ConfigError" in run("-c", f"import {needed}").stderr
         tested = "" if refused else run(*pytest, *(f"tests/{name}" for name in names)).stdout
         cells.append("refused: says which torch it takes" if refused else verdict(_last(tested)))
+        failed = [line for line in tested.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        sys.stderr.write("".join(f"{line}\n" for line in failed))
     return cells
 
 
