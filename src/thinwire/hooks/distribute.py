@@ -21,6 +21,7 @@ from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.groups import check_ranks_can, join_group
 from thinwire.hooks.joining import join_servers
 from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.quiet_ddp import refuse_other_wrapper
 from thinwire.hooks.resuming import Resumable
 from thinwire.hooks.several import as_one
 from thinwire.hooks.training_options import TrainingOptions
@@ -144,14 +145,19 @@ def distribute(
                 "design='auto' is for ranks of a group, without servers: name a design, or leave server out"
             )
         check_alone(asked, {"codec": codec, **policies, **of_codec})
-        return AutoOptimizer(model, optimizer, group, asked, **common)
+        opt: Any = AutoOptimizer(model, optimizer, group, asked, **common)
+        refuse_other_wrapper(model, group)
+        return opt
     names = {name: given for name, given in policies.items() if isinstance(given, str)}
     chosen = asked.design(design, codec, of_codec, **names)
     if group is not None:
         check_ranks_can(chosen, **policies)
         if chosen.local is None:
-            return AutoOptimizer(model, optimizer, group, asked, design=chosen, **common)
-        return join_group(model, optimizer, chosen, group, asked, **common)
+            opt = AutoOptimizer(model, optimizer, group, asked, design=chosen, **common)
+        else:
+            opt = join_group(model, optimizer, chosen, group, asked, **common)
+        refuse_other_wrapper(model, group)
+        return opt
     if twice := sorted({each for each in servers if isinstance(each, str) and servers.count(each) > 1}):
         raise ConfigError(f"{twice[0]} is given twice: every server is one shard, and has a part of the model")
     if consistency is None:

@@ -123,7 +123,7 @@ class GroupOptimizer(LocalOptimizer):
         try:
             if error is None and driver.failure is None:
                 self.flush()
-                driver.give_up(ConfigError("its loop is over, and all ranks must take the same number of steps"))
+                driver.give_up(ConfigError("its loop is over, and all ranks must take equally many steps and flushes"))
             elif not (error is None or isinstance(error, SessionLostError)):  # a lost session ends all ranks
                 driver.give_up(error)
         finally:

@@ -151,7 +151,10 @@ class LocalOptimizer(JoinedOptimizer):
     def _begin_state(self) -> None:
         self._private.optimizer_state_taken(self.steps_done)
         if self._rounds.shared.evaluating:
-            raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
+            raise ConfigError(
+                "the optimizer's state_dict() belongs to this rank's own weights, and inside "
+                "`with opt.shared_weights():` the model has the shared ones: call it outside"
+            )
 
     def _local_state(self) -> dict[str, Any]:
         """Returns the part of a state that both kinds have."""

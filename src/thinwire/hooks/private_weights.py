@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from thinwire.cautions import caution
+from thinwire.hooks.wrapping import hook_of_copy
 from thinwire.local.local_rounds import LocalRounds
 from thinwire.local.rounds import Rounds
 from thinwire.runtime.collective import CollectiveDriver
@@ -64,15 +65,7 @@ class PrivateWeights:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled model gets a hook without effect."""
-        return _nothing, ()
-
-
-def _nothing() -> Any:
-    return _ignore
-
-
-def _ignore(*_: Any) -> None:
-    pass
+        return hook_of_copy, ()
 
 
 def warn_at_end(optimizer: object, timetable: Rounds, driver: CollectiveDriver) -> weakref.finalize[Any, Any]:

@@ -1,4 +1,4 @@
-"""Stops the all-reduce of DistributedDataParallel, which a framework has put around a model of local updates."""
+"""Stops the all-reduce of a DistributedDataParallel around a model, and refuses one that would go on sending."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
-from thinwire.hooks.wrapping import inside_compiled
+from thinwire.hooks.wrapping import hook_of_copy, inside_compiled
 from thinwire.policies.designs import Design
 
 
@@ -56,6 +56,51 @@ def reducing(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParal
         return None
     both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(inner.process_group)}
     return inner if len(both) > 1 else None
+
+
+class _OtherWrapper:
+    """Refuses a wrapper that `tw.distribute` was not given, in the first forward pass of a bare model.
+
+    A wrapper leaves no trace in what it wraps, so only a forward pass shows it.
+
+    Args:
+        model: as it was given to `tw.distribute`, without DistributedDataParallel.
+        group: the ranks that train it.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._handle = model.register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        """Runs before the forward pass.
+
+        Raises:
+            ConfigError: the model is called by a DistributedDataParallel.
+        """
+        if torch.compiler.is_compiling():
+            return
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if wrapper is not None and reducing(wrapper, self._group) is not None:
+            raise ConfigError(
+                "the model is called by a DistributedDataParallel that tw.distribute does not know, and that sends "
+                "every gradient uncompressed: wrap the model before tw.distribute and give it the wrapper, or leave "
+                "DistributedDataParallel out"
+            )
+        self._handle.remove()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied or saved model gets a hook without effect."""
+        return hook_of_copy, ()
+
+
+def refuse_other_wrapper(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Has a model that was given bare to `tw.distribute` refuse to be called by a DistributedDataParallel.
+
+    A ScriptModule takes no hooks.
+    """
+    if not isinstance(inside_compiled(model), DistributedDataParallel | torch.jit.ScriptModule):
+        _OtherWrapper(model, group)
 
 
 def check_wrapper(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:

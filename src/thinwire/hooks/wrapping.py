@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -60,6 +61,15 @@ def is_distributed(model: nn.Module, ranks: int) -> bool:
         caution("one rank alone exchanges nothing: nothing is compressed")
         return False
     return True
+
+
+def hook_of_copy() -> Callable[..., None]:
+    """Returns what a copied or saved model has in place of a hook that serves one training: a hook without effect."""
+    return _ignore
+
+
+def _ignore(*_: object) -> None:
+    """Does nothing."""
 
 
 def check_dense(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from tests.hooks.ddp_ranks import refusal, run_cases
-from tests.hooks.local_runs import adamw, inner_step, mlp, values, weights
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, values, weights
 from tests.hooks.server_runs import Weights, equal, loss_of, run, steps, weights_of
 from tests.hooks.server_runs import mlp as layers
 from thinwire.errors import ConfigError
@@ -122,6 +122,17 @@ def refused(model: Any, group: Any) -> str:
     return refusal(partial(tw.distribute, model, adamw(model), group=group, design="update"))
 
 
+def called_by_other(rank: int, design: str) -> list[str]:
+    """Of a bare model that was given to `tw.distribute`: called by a wrapper, called bare, and by one after the end."""
+    model = mlp(rank)
+    x = batch(rank, 0)[0]
+    found: list[str] = []
+    with tw.distribute(model, adamw(model), group=dist.group.WORLD, design=design):
+        copied, wrapper = copy.deepcopy(model), DistributedDataParallel(model)
+        found += [refusal(partial(each, x)) for each in (wrapper, DistributedDataParallel(copied), model)]
+    return [*found, refusal(partial(wrapper, x))]
+
+
 def run_wrapped(rank: int, design: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -138,6 +149,7 @@ def run_wrapped(rank: int, design: str) -> dict[str, Any]:
             found[way] = trained(again, rank, design)
         alone = [dist.new_group([each]) for each in range(2)][rank]
         found["alone"] = refused(DistributedDataParallel(mlp(rank)), alone)
+        found["unknown"] = {given: called_by_other(rank, given) for given in (design, "int8", "auto")}
         unused = DistributedDataParallel(mlp(rank), find_unused_parameters=True)
         begin = partial(tw.distribute, unused, adamw(unused), group=dist.group.WORLD, design=design)
         found["unused"] = heard(lambda: begin().close())
@@ -157,6 +169,8 @@ def test_ddp_wrapper_changes_no_bit_and_warns_after_training(ranks: dict[str, li
             assert "every rank trains by itself" in found["over"]
             assert found["alone"] == "nothing", "a rank alone exchanges nothing"
             assert "ddp_find_unused_parameters=False" in found["unused"]
+            for told, *others in found["unknown"].values():
+                assert "wrap the model before tw.distribute" in told and others == ["nothing"] * 3
         for way in ("plain", "wrapped", "accumulated"):
             one, other = (found[way][:-40] for found in ranks[design])
             assert torch.equal(one, other), "but buffers, which are worker 0's after a while alone"
