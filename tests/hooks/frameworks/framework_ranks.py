@@ -98,7 +98,7 @@ def local_accelerate(_folder: Path) -> None:
 
 
 def local_trainer(folder: Path) -> None:
-    """Local updates in the Trainer, put in place by a callback."""
+    """Local updates in the Trainer, by the callback, which ends them with the training."""
     transformers: Any = importlib.import_module("transformers")
     settings = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -113,16 +113,10 @@ def local_trainer(folder: Path) -> None:
     )
     trainer = transformers.Trainer(Net(), settings, train_dataset=examples())
 
-    class Local(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            optimizer, model = trainer.optimizer, trainer.model_wrapped
-            optimizer.optimizer = tw.distribute(
-                model, optimizer.optimizer, group=dist.group.WORLD, design="local-sgd[h=3]"
-            )
-
-    trainer.add_callback(Local())
+    callback = importlib.import_module("thinwire.hooks.transformers").ThinwireCallback(trainer, design="local-sgd[h=3]")
+    trainer.add_callback(callback)
     trainer.train()
-    tell_local(trainer.optimizer.optimizer, trainer.model)
+    tell(f"local: {callback.optimizer.steps_done} steps, equal {equal(trainer.model)}")
 
 
 def local_lightning(_folder: Path) -> None:
@@ -149,18 +143,19 @@ def local_lightning(_folder: Path) -> None:
     tell_local(training.optimizers[0], module.net)
 
 
+def equal(net: nn.Module) -> bool:
+    """Whether all ranks have the same parameters."""
+    mine = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_of_them, mine)
+    return all(torch.equal(mine, other) for other in all_of_them)
+
+
 def tell_local(ours: Any, net: nn.Module) -> None:
     """Says how many steps were taken, and whether replicas are equal after the last exchange and not before."""
-
-    def equal() -> bool:
-        mine = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-        all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(all_of_them, mine)
-        return all(torch.equal(mine, other) for other in all_of_them)
-
-    before = equal()
+    before = equal(net)
     ours.flush()
-    tell(f"local: {ours.steps_done} steps, equal {before} {equal()}")
+    tell(f"local: {ours.steps_done} steps, equal {before} {equal(net)}")
     ours.close()
 
 
