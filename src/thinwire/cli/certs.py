@@ -44,10 +44,14 @@ def certs(
         folder, certificates.Authority("thinwire test CA", days=days), workers=workers, hosts=hosts
     )
     place = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-    worker = ["thinwire", "worker", "--server", f"grpc://{place}:7070", "--rank", "0", "--workers", str(workers)]
-    server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
-    commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
-    write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})
+    server = ["thinwire", "server", "--listen", "0.0.0.0:7070", *starter.options_in(folder)]
+    own = starter.in_starter(folder, 0)
+    paths = ", ".join(f"{name}={str(getattr(own, name))!r}" for name in ("ca", "cert", "key", "token_file"))
+    worker = (
+        f"tw.distribute(model, optimizer, server='grpc://{place}:7070', rank=0, workers={workers}, "
+        f"credentials=tw.Credentials({paths}))"
+    )
+    write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "server": server, "worker": worker})
     console.print(
         f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}",
         markup=False,
@@ -56,5 +60,5 @@ def certs(
     console.print(
         "copy to each machine its own files and ca.pem; ca.key signs certificates: keep it to yourself", soft_wrap=True
     )
-    for command in commands:
-        console.print(shlex.join(command), highlight=False, markup=False, soft_wrap=True)
+    for line in (shlex.join(server), worker):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -229,8 +229,8 @@ class SessionServer(Sender):
             if message.received or message.acknowledged:
                 raise SessionLostError(
                     "this server does not know the session: it was restarted, or it no longer waited for this worker. "
-                    "`thinwire worker` joins again by itself, a script of your own with KeptSteps; else resume all "
-                    "workers and shards from checkpoints of one step"
+                    "A script with KeptSteps joins again; else resume all workers and shards from checkpoints of one "
+                    "step"
                 )
             session = self._begin(peer, message.session)
         elif session.identity != self._sender.identity(peer):
