@@ -1,4 +1,4 @@
-"""Training over thin wires: every state change of data-parallel training, packed 20–160× smaller.
+"""Training over thin wires: every state change of data-parallel training, packed 20–140× smaller.
 
     import thinwire as tw
 

@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Train PyTorch models over thin wires: every state change packed 20–160× smaller, accuracy kept.",
+    help="Train PyTorch models over thin wires: every state change packed 20–140× smaller, accuracy kept.",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
