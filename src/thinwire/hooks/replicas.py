@@ -112,13 +112,19 @@ def suspend_allreduce(wrapped: DistributedDataParallel, training: Training) -> C
     if wrapped.static_graph:
         disable_ddp_allreduce(wrapped, training)
         return partial(enable_ddp_allreduce, wrapped)
-    wrapped.require_backward_grad_sync = False  # as within `no_sync`; leaves no hook
+    handle = wrapped.register_forward_pre_hook(_keep_from_sending)  # a communication hook would stay for ever
 
     def resume() -> None:
+        handle.remove()
         wrapped.require_backward_grad_sync = True
         enable_ddp_allreduce(wrapped)
 
     return resume
+
+
+def _keep_from_sending(wrapped: Any, _args: tuple[Any, ...]) -> None:
+    """As within `no_sync`, at every forward pass: a script that accumulates gradients sets the attribute itself."""
+    wrapped.require_backward_grad_sync = False
 
 
 def follow_rank_0(

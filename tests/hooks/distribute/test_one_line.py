@@ -51,6 +51,8 @@ def measured(link_bps: float, step_s: float = 0.01) -> Iterator[mock.Mock]:
 def step(model: nn.Module, optimizer: Any, rank: int, number: int, *, passes: int = 1) -> None:
     optimizer.zero_grad()
     for each in range(passes):
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = each == passes - 1  # as nanoGPT accumulates gradients
         x, y = batch(rank, number + 1000 * each)
         with nullcontext() if each == passes - 1 else optimizer.no_sync():
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
