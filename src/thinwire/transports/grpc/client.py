@@ -114,7 +114,7 @@ class GrpcConnection(Connection):
         self._close_stream()
         if late:
             raise DeadlineError(
-                f"the server at {self.address} did not confirm the end of the session within {timeout_s} s; "
+                f"the server at {self.address} did not confirm the end of the session within {timeout_s:g} s; "
                 f"the last packets may be lost"
             )
 
@@ -157,13 +157,13 @@ class GrpcConnection(Connection):
         if refusal:
             raise TransportError(refusal)
         if busy:
-            raise DeadlineError(f"the server at {self.address} did not answer within {timeout_s} s: it may hang")
+            raise DeadlineError(f"the server at {self.address} did not answer within {timeout_s:g} s: it may hang")
         if "Socket closed" in failure:
             wanted = "; it may want a certificate (--tls-cert) that its own ca has signed"
             failure = "it hung up" + (wanted if self._options.tls is not None else "")
         failure = f" ({failure})" if failure else ""
         raise DeadlineError(
-            f"no server answered at {self.address} within {timeout_s} s; check that it runs, that the "
+            f"no server answered at {self.address} within {timeout_s:g} s; check that it runs, that the "
             f"address is right and reachable, and that both ends use TLS or neither does{failure}"
         )
 
