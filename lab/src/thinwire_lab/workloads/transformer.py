@@ -72,9 +72,10 @@ class ByteTransformer(nn.Module):
         self.head = nn.Linear(width, num_classes, bias=False)
         if tied:
             self.head.weight = self.embed.weight
-        for parameter in self.parameters() if std is not None else ():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=std)
+        if std is not None:
+            for parameter in self.parameters():
+                if parameter.ndim > 1:
+                    nn.init.normal_(parameter, std=std)
 
     def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
