@@ -29,7 +29,7 @@ def main() -> None:
     batches = Batches(data, rank=rank, world=world, batch=4)
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    optimizer = tw.distribute(model, optimizer, group=dist.group.WORLD, design=args.design)  # 1
+    optimizer = tw.distribute(model, optimizer, design=args.design)  # 1
 
     with optimizer:  # 2
         for step in range(args.steps):

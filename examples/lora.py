@@ -62,7 +62,7 @@ def main() -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
     before = evaluate(model, data, every=16)[1] if rank == 0 else 0.0
-    optimizer = tw.distribute(model, optimizer, group=dist.group.WORLD, design=args.design)  # the only difference …
+    optimizer = tw.distribute(model, optimizer, design=args.design)  # the only difference …
 
     with optimizer:  # … but for this block, and its last line
         for step in range(args.steps):

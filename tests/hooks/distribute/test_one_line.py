@@ -270,6 +270,8 @@ def misuse(rank: int) -> dict[str, str]:
     found["framework"] = refusal(partial(tw.distribute, model, holder))
     alone = [dist.new_group([each]) for each in range(2)]
     found["ranks"] = refusal(partial(tw.distribute, DistributedDataParallel(mlp(0)), adamw(model), group=alone[rank]))
+    with tw.distribute(model, made["sgd"]):
+        found["wrapped later"] = refusal(partial(DistributedDataParallel(model), batch(rank, 0)[0]))
     sharded = mlp(0)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
     found["fsdp"] = refusal(partial(tw.distribute, sharded, adamw(sharded)))
@@ -368,6 +370,7 @@ def test_auto_invalid_arguments_raise_config_error(ranks: dict[str, list[Any]]) 
         )
         assert "optimizer.optimizer = tw.distribute(model, optimizer.optimizer)" in found["framework"]
         assert f"over ranks [0, 1], and the training is over [{rank}]" in found["ranks"]
+        assert "wrap the model before tw.distribute" in found["wrapped later"]
         assert "fsdp.compress" in found["fsdp"]
 
 

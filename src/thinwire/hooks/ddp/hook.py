@@ -184,7 +184,8 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
         )
     if model._comm_hooks:
         raise ConfigError(
-            f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: wrap the model anew"
+            f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: call ddp.compress "
+            "or tw.distribute once, or wrap the model anew"
         )
     if model._use_python_reducer:
         raise ConfigError(
