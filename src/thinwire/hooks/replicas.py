@@ -64,12 +64,6 @@ class Replicas:
     def _enter_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._called = True
         ddp: Any = self.ddp  # untyped in torch
-        outer = ddp._active_ddp_module  # of torch's: whose forward pass this is part of
-        if outer is not None and inside_compiled(outer.module) is ddp.module:
-            raise ConfigError(
-                "DistributedDataParallel was put around the model after tw.distribute, and would send every gradient "
-                "uncompressed, too: wrap the model before tw.distribute, or leave DistributedDataParallel out"
-            )
         return ddp._pre_forward(*args, **kwargs)
 
     def _after(self, _model: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
