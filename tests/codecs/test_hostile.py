@@ -46,10 +46,6 @@ def with_payload(frame: Frame, payload: bytes) -> Frame:
     return replace(frame, payload=payload)
 
 
-def raw_payload(frame: Frame) -> bytes:
-    return STAGE.decompress(frame.payload, 1 << 20) if frame.zstd else bytes(frame.payload)
-
-
 def assert_refused(frame: Frame, message: str = ".") -> None:
     data = frames.pack(frame)
     with pytest.raises(tw.FrameError, match=message):
@@ -104,7 +100,7 @@ def test_zstd_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytes
 @one_item
 def test_payload_too_short_too_long_or_missing_is_refused(entry: Enrolled) -> None:
     frame = parsed(entry)
-    payload = raw_payload(frame)
+    payload = STAGE.decompress(frame.payload, 1 << 20) if frame.zstd else bytes(frame.payload)
     for other in (payload[:-1], *(payload + extra for extra in (b"\0", b"\x79", b"\xff"))):
         assert_refused(with_payload(frame, other))
     assert_refused(replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD)))

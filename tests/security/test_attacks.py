@@ -283,10 +283,6 @@ def opening(name: str, **said: Any) -> bytes:
     return pack(SessionOpen(session=name, **said))
 
 
-def acknowledging(count: int) -> bytes:
-    return pack(Acknowledged(count=count))
-
-
 KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "a Join as another rank": (lambda t: t.say(joining(t, rank=0)), "rank 0: this worker's certificate or token"),
     "another worker's session": (lambda t: t.say(pack(t.first(SessionOpen))), ANOTHERS),
@@ -294,7 +290,7 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "a session that never was": (lambda t: t.say(opening("f" * 32, received=1)), "does not know the session"),
     "a session opened twice": (lambda t: t.say(*[opening("e" * 32)] * 2), "SessionOpen came before Join"),
     "acknowledgements of too much": (
-        lambda t: t.say(opening("d" * 32), acknowledging(9)),
+        lambda t: t.say(opening("d" * 32), pack(Acknowledged(count=9))),
         "acknowledges 9 messages",
     ),
     "nine sessions at a time": (lambda t: ninth(t), "RESOURCE_EXHAUSTED: rank 1 has 8 sessions with the server"),

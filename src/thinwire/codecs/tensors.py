@@ -51,17 +51,6 @@ HOST_DEVICES = frozenset({"cpu"})
 """Types of devices whose memory NumPy can address."""
 
 
-def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that stores every value: neither sparse, nor quantized, nor on torch's meta device.
-
-    >>> is_dense(torch.zeros(2)), is_dense(torch.zeros(2).to_sparse()), is_dense([0.0])
-    (True, False, False)
-    """
-    if not isinstance(value, torch.Tensor):
-        return False
-    return value.layout is torch.strided and not value.is_meta and not value.is_quantized
-
-
 def off_host(tensor: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a tensor in other memory than the host's."""
     if not isinstance(tensor, torch.Tensor) or (tensor.is_cpu and "cpu" in HOST_DEVICES):

@@ -39,9 +39,6 @@ class Downlink(ABC):
         seed: of the codec's random numbers, which no worker has.
     """
 
-    runs_optimizer = False
-    """Whether the server updates the model."""
-
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, seed: int = SEED) -> None:
         self.name, self.shape, self.codec, self.seed = name, shape, codec, seed
         self.senders = workers
@@ -95,8 +92,6 @@ class ModelDelta(Downlink):
     With a residual all that a copy lacks is sent, and what remains is `values − copy`, which cannot drift. Without one,
     only the change since the copy's last update is sent, and the codec's error is lost: the copies drift.
     """
-
-    runs_optimizer = True
 
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, seed: int = SEED) -> None:
         super().__init__(name, shape, codec, workers, seed=seed)
