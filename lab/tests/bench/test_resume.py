@@ -38,7 +38,7 @@ SAME = {
 
 
 def keys(bench: Bench[Any, Any]) -> list[dict[str, Any]]:
-    return [bench.key(cell) for cell in bench.cells()]
+    return [bench.key(cell) for cell in [*bench.cells(), *bench.further({})]]
 
 
 @pytest.mark.parametrize("name", BENCHES)

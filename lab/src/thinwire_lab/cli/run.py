@@ -68,4 +68,4 @@ def run(
                 each.wait()
         sent = [fabric.sent(host).nbytes for host in hosts]
     typer.echo(f"sent by each rank: {', '.join(nbytes_text(each) for each in sent)}")
-    raise typer.Exit(next((each.returncode for each in started if each.returncode), 0))
+    raise typer.Exit(next(filter(None, ended), 0))  # not the status of a rank that was ended because another failed

@@ -137,7 +137,7 @@ def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]
 
     Example:
         >>> worker_arguments(Job(design="fp32", steps=9), 2, ["10.0.0.1:7070"])[:9]
-        ['worker', '--rank', '2', '--server', 'grpc://10.0.0.1:7070', '--design', 'fp32', '--model', 'mlp']
+        ['worker', '--rank', '2', '--server', 'grpc://10.0.0.1:7070', '--data', 'digits', '--workers', '4']
     """
     arguments = ["worker", "--rank", str(rank)]
     for address in addresses:
