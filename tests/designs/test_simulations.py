@@ -13,6 +13,7 @@ from torch import nn
 from tests.designs import simulations as sim
 from tests.designs.simulations import Course, Setting, Weights
 from tests.hooks.cluster import run_cluster
+from tests.hooks.server_runs import mlp
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import designs
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
@@ -23,15 +24,6 @@ torch.set_num_threads(1)
 WORKERS = 3
 ITERATIONS = 8
 SEED = 0
-
-
-def make(rank: int) -> nn.Module:
-    generator = torch.Generator().manual_seed(rank)
-    model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model
 
 
 def loss_of(model: nn.Module, rank: int, iteration: int) -> torch.Tensor:
@@ -47,7 +39,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def gradients(weights: Weights, rank: int, iteration: int) -> Weights:
-    model = make(0)
+    model = mlp(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(weights[name]))
@@ -57,7 +49,7 @@ def gradients(weights: Weights, rank: int, iteration: int) -> Weights:
 
 def setting(*compressed: str, iterations: int = ITERATIONS, momentum: float = 0.9) -> Setting:
     names = frozenset(compressed or ("0.weight", "2.weight"))
-    return Setting(weights_of(make(0)), gradients, WORKERS, iterations, names, momentum=momentum)
+    return Setting(weights_of(mlp(0)), gradients, WORKERS, iterations, names, momentum=momentum)
 
 
 def run(design: str, s: Setting, **options: Any) -> tuple[list[list[Weights]], ServerCore]:
@@ -74,7 +66,7 @@ def run(design: str, s: Setting, **options: Any) -> tuple[list[list[Weights]], S
         return models
 
     return run_cluster(
-        make,
+        mlp,
         train,
         workers=WORKERS,
         design=design,
