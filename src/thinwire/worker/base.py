@@ -90,7 +90,7 @@ class WorkerBase:
         self._design, self._groups, self._now = design, groups, now
         self._policy = policy or consistency(plans[0].consistency)
         self._terms = self._policy.terms(plans[0].workers)
-        # Whoever skips steps with everybody looks at all gradients before any of them is encoded.
+        # A worker that skips steps with all others checks every gradient before it encodes one.
         self._skips = design.up.nonfinite == "skip" and design.local is None
         self.memberships: Memberships = ((0, tuple(range(plans[0].workers))),)
         self.conversations = [

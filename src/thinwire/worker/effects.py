@@ -1,7 +1,7 @@
 """The effects of a worker's procedures, and the type of a procedure.
 
 A method that talks to a shard is a **procedure**: a generator that yields effects and returns when the worker can go
-on. Whoever runs it (`runtime/driver.py`, a simulator, a test) carries out each effect before it asks for the next.
+on. Its caller (`runtime/driver.py`, a simulator, a test) carries out each effect before it asks for the next.
 """
 
 from __future__ import annotations
